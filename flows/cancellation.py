@@ -129,8 +129,8 @@ _page = _Page()
 def ended_on_its_page(run: FlowRun) -> Iterator[None]:
     """End the flow run `run` of this process if a user cancels or deletes it during the block.
 
-    Where the runner of a worker cancels it, it ends as Cancelled. Otherwise the process ends here, once all inside the
-    block has saved: Prefect's engine would call the run Crashed. A SIGTERM for another reason ends it as Prefect does.
+    The process ends here, once all inside the block has saved: Prefect's engine would call the run Crashed, and take
+    seconds to end. A SIGTERM for another reason ends it as Prefect does.
 
     Inside the block and after it, a refusal is one sentence in the log of the run, without a traceback.
     """
@@ -151,15 +151,19 @@ def ended_on_its_page(run: FlowRun) -> Iterator[None]:
             get_run_logger().info(MESSAGE)
             with suppress(ServiceError):  # the runner says so later
                 _show_cancelled(run.id)
+        elif _page.asked is None:
+            raise
         if _page.asked is not None:
             below_the_echo()
             print(f"error: {_page.asked}", file=sys.stderr, flush=True)
-            terminate_children()
-            sys.stdout.flush()
-            for handler in logging.getLogger("prefect.flow_runs").handlers:
-                handler.flush()  # the last lines are on their way to the page
-            os._exit(INTERRUPTED)
-        raise
+        terminate_children()
+        sys.stdout.flush()
+        for handler in logging.getLogger("prefect.flow_runs").handlers:
+            handler.flush()  # the last lines are on their way to the page
+        if _page.asked is None:  # the runner of a worker has cancelled it, and hears by which signal it ended
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+        os._exit(INTERRUPTED)
 
 
 def _show_cancelled(run: UUID) -> None:

@@ -18,7 +18,7 @@ from rmcore.cli.help import Listed, lazy_app
 START = {
     "run": Listed("flows.cli_run:run", "Run the whole pipeline on preference pairs, to a verdict and a report."),
     "init": Listed(
-        "flows.cli_start:init", "Write rm-opt.yaml here: the common settings, with their help, for `rm-opt run`."
+        "flows.cli_run:init", "Write rm-opt.yaml here: the common settings, with their help, for `rm-opt run`."
     ),
     "runs": Listed("flows.cli_runs:runs", "List what was run here, newest first: verdict, evidence, accuracy, cost."),
     "open": Listed("flows.cli_runs:open_report", "Open the newest report in the browser, or that of a run."),
@@ -38,14 +38,14 @@ SERVICES = {
     "worker": Listed("flows.cli_services:worker", "Compute cells of experiments for another machine."),
     "down": Listed("flows.cli_services:down", "End what `rm-opt up` started, and nothing else."),
     **alone.SERVICES,
-    "info": Listed("flows.cli_info:info", "Show versions, GPUs, the device, the home, and which services run."),
+    "info": Listed("flows.cli_services:info", "Show versions, GPUs, the device, the home, and which services run."),
     "store": Listed("flows.cli_store:app", "List, verify, explain and bound artifacts; send what MLflow missed."),
 }
 POLICIES = {
     **alone.POLICIES,
     "readiness": alone.POLICIES["readiness"]._replace(place="flows.cli_policy:readiness_app"),
     "rlhf": Listed(
-        "flows.cli_rlhf:rlhf", "Train a reward model and a policy against it: a better policy, or a clear no."
+        "flows.cli_policy:rlhf", "Train a reward model and a policy against it: a better policy, or a clear no."
     ),
 }
 PANELS = {

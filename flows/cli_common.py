@@ -13,15 +13,15 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from flows.hub_names import require_names
+from flows.settings import require_names
 from rmcore.cli.common import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text
+from rmcore.core.processes import this_process
 from rmcore.core.tracking import require_loggers
 from rmcore.reporting.html.cards import tested_on, trained_on
 from tasks.home import configure_environment
-from tasks.run_owner import this_process
 
 FIGURES = ("overoptimization", "reliability", "rlhf", "label_efficiency", "label_savings")
 """Those that are worth opening first."""

@@ -1,19 +1,164 @@
-"""`rm-opt run`: the whole pipeline."""
+"""`rm-opt run`: the whole pipeline; and `rm-opt init`: a file with the settings of a run that has a name."""
 
 import json
-from typing import Annotated
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args, get_origin
 
 import typer
+from pydantic import BaseModel
 
-from flows import cli_runs, cli_start
+from experiments.presets import DESCRIBED
+from flows import cli_runs
 from flows.cli_common import FlowOptions, print_reported, run_configured, settings_of
-from flows.hub_names import require_names
-from flows.settings import DEFAULT_PRESET, OWN_DATA_PRESET, base_preset, load_config, named_source
+from flows.settings import (
+    DEFAULT_PRESET,
+    OWN_DATA_PRESET,
+    PRESET,
+    base_preset,
+    load_config,
+    named_source,
+    require_names,
+)
 from flows.unfinished import recorded_config
 from rmcore.cli.common import setting
 from rmcore.cli.options import options
-from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.files import setting_text
+from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.errors import ConfigError
+
+FILE = Path("rm-opt.yaml")
+"""Below the current folder."""
+COMMON = (
+    *("study", "seed", "device"),
+    *("data.source", "data.eval_source", "data.limit", "data.prompt_column", "data.chosen_column"),
+    *("data.rejected_column", "data.validation_fraction", "data.test_fraction"),
+    *("model.name", "model.max_seq_len", "model.lora", "model.head_only"),
+    *("train.epochs", "train.steps", "train.pairs_per_step", "train.optimizer", "train.lr", "train.warmup_steps"),
+    *("train.token_budget", "train.precision", "train.eval_every", "train.early_stopping_patience"),
+    "train.save_every",
+    *(f"{name}.{field}" for name, group in GROUPS.items() for field in group.common),
+    *("policy.name", "policy.samples"),
+)
+"""Settings that most runs change, group by group."""
+WIDTH = 100
+
+
+def settings_text(preset: str) -> str:
+    """The common settings of a preset as YAML, each below its help; reads back as exactly that preset.
+
+    Raises:
+        ConfigError: there is no such preset.
+    """
+    if preset not in DESCRIBED:
+        raise ConfigError(f"no preset {preset!r}; there are {', '.join(DESCRIBED)}.")
+    config = DESCRIBED[preset].config
+    lines = _comment(
+        "Settings of `rm-opt run`, written by `rm-opt init`. In this folder the command reads them by itself; "
+        "--set train.lr=1e-4 has the last word, and with --config or --preset this file is not read. A setting that is "
+        "left out is as the preset has it; null means none.",
+        "",
+    )
+    lines += ["", *_comment(f"Preset. {DESCRIBED[preset].purpose} `rm-opt run --presets` lists all.", "")]
+    lines.append(f"{PRESET}: {preset}")
+    for group in dict.fromkeys(name.rpartition(".")[0] for name in COMMON):
+        lines.append("")
+        names = [name.rpartition(".")[2] for name in COMMON if name.rpartition(".")[0] == group]
+        owner: BaseModel | None = getattr(config, group) if group else config
+        if group:
+            lines += _comment(str(PipelineConfig.model_fields[group].description), "")
+            lines.append(f"{group}:" if owner is not None else f"{group}: null")
+        for name in names if owner is not None else []:
+            lines += _setting(owner, name, "  " if group else "")
+    return "\n".join(lines) + "\n"
+
+
+def write_settings(file: Path, preset: str) -> None:
+    """Write `settings_text` to a new file.
+
+    Raises:
+        ConfigError: the file exists, or there is no such preset.
+    """
+    text = settings_text(preset)
+    try:
+        with file.open("x", encoding="utf-8") as opened:
+            opened.write(text)
+    except FileExistsError:
+        raise ConfigError(
+            f"{file} exists, and settings are never overwritten; edit it, or move it away and write it again."
+        ) from None
+
+
+def _setting(owner: Any, name: str, indent: str) -> list[str]:
+    field = type(owner).model_fields[name]
+    several = get_origin(field.annotation) is tuple
+    choices = [one for part in (field.annotation, *get_args(field.annotation)) for one in _choices(part)]
+    named = f" {'Any' if several else 'One'} of: {', '.join(map(str, choices))}." if choices else ""
+    said = str(field.description) + named
+    value = owner.model_dump(mode="json")[name]
+    return [*_comment(said, indent), f"{indent}{name}: {setting_text(value)}"]
+
+
+def _choices(annotation: Any) -> tuple[Any, ...]:
+    return get_args(annotation) if get_origin(annotation) is Literal else ()
+
+
+def _comment(text: str, indent: str) -> list[str]:
+    wrapped = textwrap.wrap(" ".join(text.split()), WIDTH - len(indent) - 2, break_long_words=False)
+    return [f"{indent}# {line}" for line in wrapped]
+
+
+def preset_names(incomplete: str) -> list[str]:
+    """List the presets' names that the shell completes to."""
+    return [name for name in DESCRIBED if name.startswith(incomplete)]
+
+
+def show_presets(shown: bool) -> None:
+    """List the runs that have a name: what each is for, its model, its time on two cores."""
+    if not shown:
+        return
+    width = max(map(len, DESCRIBED))
+    for name, one in DESCRIBED.items():
+        by = "" if one.command == "run" else f"rm-opt {one.command}: "
+        first = one.purpose.partition(". ")[0].partition(": ")[0].removesuffix(".")
+        print(f"{name:<{width}}  {by}{first} ({_model(one.config)}, {one.time or 'by your pairs'})")
+    print("rm-opt run --preset NAME starts one; --set train.lr=1e-4 changes a setting; rm-opt init writes them down")
+    raise typer.Exit
+
+
+def _model(config: PipelineConfig) -> str:
+    adapted = ", LoRA" if config.model.lora is not None else ""
+    policy = f"; policy: {config.policy.name}" if config.policy is not None else ""
+    return f"{config.model.name}{adapted}{policy}"
+
+
+def init(
+    preset: Annotated[
+        str, typer.Option(help="Whose settings, see `rm-opt run --presets`.", autocompletion=preset_names)
+    ] = OWN_DATA_PRESET,
+) -> None:
+    """Write rm-opt.yaml here: the common settings, with their help, for `rm-opt run`.
+
+    A file that is there is never overwritten. Change data.source to your pairs, then: rm-opt run
+    """
+    write_settings(FILE, preset)
+    print(f"settings    {FILE}: the common ones of the preset {preset}, each with what it means")
+    print("next        name your pairs in data.source and change what else you like; then, in this folder: rm-opt run")
+
+
+def with_found_settings(given: FlowOptions, preset: str | None) -> FlowOptions:
+    """The options with the settings file of the current folder in them, where there is one and nothing else is named.
+
+    Says what is read, or why what is there is not.
+    """
+    if not FILE.is_file():
+        return given
+    if preset is None and given.config is None:
+        print(f"settings    {FILE} of this folder; another preset or file: --preset, --config")
+        return replace(given, config=FILE)
+    print(f"settings    {FILE} of this folder is not read: {'--config' if given.config else '--preset'} is given")
+    return given
 
 
 @options()
@@ -22,13 +167,11 @@ def run(
     preset: Annotated[
         str | None,
         typer.Option(
-            help=f"Start from a named run, see --presets; default: {DEFAULT_PRESET}.",
-            autocompletion=cli_start.preset_names,
+            help=f"Start from a named run, see --presets; default: {DEFAULT_PRESET}.", autocompletion=preset_names
         ),
     ] = None,
     presets: Annotated[
-        bool,
-        typer.Option("--presets", is_eager=True, callback=cli_start.show_presets, help="List the named runs and exit."),
+        bool, typer.Option("--presets", is_eager=True, callback=show_presets, help="List the named runs and exit.")
     ] = False,
     data: Annotated[
         str | None,
@@ -77,7 +220,7 @@ def run(
     chosen += [f"loggers={json.dumps(logger)}"] if logger else []
     changes = [*chosen, *(given.set_ or [])]
     if resume is None:
-        given = cli_start.with_found_settings(given, preset)
+        given = with_found_settings(given, preset)
         if preset is None and given.config is None and base_preset(None, None, named_source(changes)) != DEFAULT_PRESET:
             print(f"preset      {OWN_DATA_PRESET}: for pairs of your own; `rm-opt run --presets` lists others")
     elif preset is not None or given.config is not None:

@@ -10,16 +10,23 @@ from tasks.home import configure_environment, home
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
+import shlex
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+
 from prefect import runtime
 from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
+from experiments.arms import Arm, shown_changes
 from experiments.library import SHIPPED, Chosen, load_experiment, restrict
+from experiments.schema import Experiment
 from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
-from flows.hub_names import require_names
 from flows.matrix import MatrixRunner, Outcome, at_once, cell_tracker
 from flows.pipeline import (
     REPORT_FILE,
@@ -31,16 +38,24 @@ from flows.pipeline import (
     say_pages,
     show_on_page,
 )
-from flows.planning import MatrixPlan, Runner, frozen, make_plan, matrix_key, measured_cell
+from flows.planning import MatrixPlan, Runner, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.pool import PoolRunner
-from flows.results import MatrixState, command, gather
+from flows.settings import require_names
 from rmcore.config.pipeline import GROUPS
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
 from rmcore.core.hardware import money, price_per_hour
-from rmcore.core.metrics import HEADLINE
-from rmcore.core.store import ArtifactRef, flatten
-from rmcore.reporting.experiment_schema import ArmResult, ExperimentResults
+from rmcore.core.metrics import CELL_METRICS, CURVES, HEADLINE
+from rmcore.core.store import ArtifactRef, Store, flatten
+from rmcore.reporting.experiment_schema import (
+    ArmResult,
+    CellResult,
+    Cost,
+    CurveData,
+    ExperimentResults,
+    MetricInfo,
+    Registration,
+)
 from rmcore.reporting.figures.arms import declared_colours
 from rmcore.reporting.figures.claims import tally, verdict_words
 from rmcore.reporting.figures.experiment import draw_experiment
@@ -48,16 +63,15 @@ from rmcore.reporting.html.experiment import experiment_markdown, write_experime
 from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
 from rmcore.reporting.schema import Metric
-from rmcore.stages.results import artifact_seconds, read_json
-from rmcore.study.cells import TEST_METRICS
+from rmcore.stages.results import artifact_seconds, environment, read_json, run_key
+from rmcore.study.analysis import Cells, arm_bands, arm_metrics
+from rmcore.study.cells import TEST_METRICS, Measured
 from rmcore.study.plan import Cell
 from rmcore.study.registration import register
-from tasks.comparison_view import cells_view, view_tags
+from tasks.comparison_view import RUN_COLOUR, cells_view, view_tags
 from tasks.device import device_slots
-from tasks.headline import interval_tags
-from tasks.model_training import RUN_COLOUR
 from tasks.projection import NOTE_TAG
-from tasks.run_record import plain_table
+from tasks.run_record import interval_tags, plain_table
 from tasks.sharing import write_once
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
@@ -143,13 +157,21 @@ class FailedCellsError(TrainingError):
 
 
 @dataclass
-class Matrix(MatrixState):
-    """Runs a registered experiment."""
+class Matrix:
+    """One run of a registered experiment, and how far it is."""
 
-    runner: Runner = "threads"
+    declared: Experiment
+    store: Store
+    registration: Registration
+    command: str
+    runner: Runner
 
     def __post_init__(self) -> None:
-        super().__post_init__()
+        self.measured: dict[str, Measured] = {}
+        """Cells by label."""
+        self.expected: float | None = None
+        """Seconds that what has run was expected to take; None: unknown."""
+        self.started = time.monotonic()
         self.key = matrix_key(self.declared, self.registration["hash"])
         self.study = f"{self.declared.name}-{self.declared.size}"
         self.colours = declared_colours([arm.name for arm in self.declared.arms()], self.declared.control)
@@ -316,3 +338,135 @@ def summary_metrics(results: ExperimentResults, main: str) -> dict[str, float]:
     found |= {f"{main}.{arm['name']}": arm["metrics"][main]["value"] for arm in results["arms"]}
     found |= {f"verdict/{one['name']}": one["value"] for one in results["hypotheses"]}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def gather(matrix: Matrix, outcomes: Mapping[str, Outcome]) -> ExperimentResults:
+    """Judge the hypotheses and describe every arm and cell."""
+    declared = matrix.declared
+    arms = declared.arms()
+    finished = [cell for label, cell in matrix.measured.items() if label in outcomes and not outcomes[label].error]
+    measured: Cells = {(cell.arm, cell.seed): cell for cell in finished}
+    control = declared.arm_name(declared.control)
+    return {
+        "name": declared.name,
+        "size": declared.size,
+        "title": declared.title,
+        "question": declared.question,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "control": control,
+        "seeds": list(declared.seeds),
+        "metrics": {name: _info(name) for name in declared.metrics},
+        "registration": matrix.registration,
+        "hypotheses": judged(declared, measured),
+        "arms": [_arm(arm, declared, control, measured) for arm in arms],
+        "cells": [
+            _cell(outcome, measured.get((outcome.cell.arm, outcome.cell.seed)), matrix) for outcome in outcomes.values()
+        ],
+        "curves": {metric: _curves(metric, list(measured.values())) for metric in CURVES},
+        "notes": _notes(matrix, arms, outcomes),
+        "cost": _cost(matrix, outcomes),
+        "command": matrix.command,
+        "base": declared.base.model_dump(mode="json"),
+        "environment": environment(declared.base.device),
+        "mlflow_url": None,
+    }
+
+
+def command(declared: Experiment, named: str, chosen: Chosen) -> str:
+    """The command line that runs the same matrix."""
+    budget = chosen.get("budget_minutes")
+    given = {
+        "--size": declared.size if named in SHIPPED else None,
+        "--seeds": chosen.get("seeds"),
+        "--arms": None if chosen.get("arms") is None else ",".join(chosen["arms"] or ()),
+        "--budget": None if budget is None else f"{budget:g}",
+        **{f"--{name}": chosen.get(name) for name in ("model", "data", "epochs", "device")},
+    }
+    words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
+    return shlex.join(["rm-opt", "experiment", named, *words, *(["--grid"] if chosen.get("grid") else [])])
+
+
+def _info(name: str) -> MetricInfo:
+    spec = CELL_METRICS[name]
+    return {"label": spec.cell_label or spec.label, "unit": spec.unit, "higher_is_better": spec.higher_is_better}
+
+
+def _arm(arm: Arm, declared: Experiment, control: str, measured: Cells) -> ArmResult:
+    metrics = arm_metrics(measured, arm.name, declared.seeds, declared.metrics)
+    base = declared.base.model_copy(update={"study": declared.name})
+    return {
+        "name": arm.name,
+        "is_control": arm.name == control,
+        "changes": shown_changes(base, arm.config),
+        "merged": list(arm.merged),
+        "metrics": metrics,
+        "bands": arm_bands(metrics),
+    }
+
+
+def _cell(outcome: Outcome, measured: Measured | None, matrix: Matrix) -> CellResult:
+    failed = outcome.error is not None
+    return {
+        "arm": outcome.cell.arm,
+        "seed": outcome.cell.seed,
+        "status": "failed" if failed else "computed" if outcome.computed else "cached",
+        "error": outcome.error,
+        "key": None if failed else run_key(outcome.refs),
+        "metrics": {name: None if measured is None else measured.value(name) for name in matrix.declared.metrics},
+        "device_seconds": None if failed else artifact_seconds(matrix.store, outcome.refs.values(), on_device=True),
+        "diagnoses": [] if measured is None else [asdict(found) for found in measured.diagnoses],  # type: ignore[misc]
+        "gate": [] if measured is None else [asdict(check) for check in measured.gate],  # type: ignore[misc]
+        "paths": {name: ref.path for name, ref in outcome.refs.items()},
+    }
+
+
+def _curves(metric: str, cells: Sequence[Measured]) -> list[CurveData]:
+    curves: list[CurveData] = []
+    for cell in cells:
+        points = {int(row["step"]): row["metrics"].get(metric) for row in cell.history if metric in row["metrics"]}
+        kept = {step: float(value) for step, value in sorted(points.items()) if value is not None}
+        if kept:
+            curves.append({"arm": cell.arm, "seed": cell.seed, "steps": list(kept), "values": list(kept.values())})
+    return curves
+
+
+def _notes(matrix: Matrix, arms: Sequence[Arm], outcomes: Mapping[str, Outcome]) -> list[str]:
+    notes = [f"{', '.join(arm.merged)}: the same settings as {arm.name}; merged into it." for arm in arms if arm.merged]
+    declared = matrix.declared
+    early = sum(_made_before(matrix.store, outcome, matrix.registration["frozen_at"]) for outcome in outcomes.values())
+    if early:
+        notes.append(
+            f"{early} of {len(outcomes)} cells had been trained before this registration was frozen, by an earlier run "
+            "that shared them: for these the claims were not written down before the data."
+        )
+    if any(CELL_METRICS[name].unit in ("seconds", "pairs/s") for name in declared.metrics):
+        notes.append(
+            f"Times and throughputs were taken with up to {device_slots()} cells side by side, those of cached "
+            "cells earlier: what else the machine did then is in them. Compare speeds on an idle machine."
+        )
+    failed = [label for label, outcome in outcomes.items() if outcome.error]
+    if failed:
+        notes.append(f"{len(failed)} of {len(outcomes)} cells failed and are missing everywhere: {', '.join(failed)}.")
+    return notes
+
+
+def _made_before(store: Store, outcome: Outcome, frozen_at: str) -> bool:
+    ref = outcome.refs.get("train")
+    manifest = (store.manifest("train", ref.key) if ref else None) or {}
+    return "created" in manifest and manifest["created"] < datetime.fromisoformat(frozen_at).timestamp()
+
+
+def _cost(matrix: Matrix, outcomes: Mapping[str, Outcome]) -> Cost:
+    refs = [ref for outcome in outcomes.values() for ref in outcome.refs.values()]
+    failed = sum(outcome.error is not None for outcome in outcomes.values())
+    computed = sum(outcome.computed and outcome.error is None for outcome in outcomes.values())
+    return {
+        "estimated_seconds": matrix.expected,
+        "measured_seconds": artifact_seconds(matrix.store, refs),
+        "device_seconds": artifact_seconds(matrix.store, refs, on_device=True),
+        "price_per_hour": price_per_hour(),
+        "run_seconds": time.monotonic() - matrix.started,
+        "num_computed": computed,
+        "num_cached": len(outcomes) - computed - failed,
+        "num_failed": failed,
+    }

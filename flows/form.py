@@ -24,7 +24,6 @@ from pydantic import MISSING, ValidationError, WithJsonSchema
 
 from experiments.presets import DESCRIBED, PRESETS
 from flows.cancellation import ended_on_its_page
-from flows.hub_names import require_names
 from flows.prefect_api import end_without_server
 from flows.prefect_client import claim_loaded_run, claim_run, is_owner_tag, prefect_at
 from flows.settings import (
@@ -39,6 +38,7 @@ from flows.settings import (
     flat_overrides,
     form_config,
     named_changes,
+    require_names,
 )
 from rmcore.cli.guard import describe_validation
 from rmcore.config.pipeline import PipelineConfig

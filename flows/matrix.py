@@ -16,9 +16,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
-from flows.console import say, say_notices, shown_while_waiting
+from flows.console import Progress, say, say_notices, shown_progress, shown_while_waiting
 from flows.pipeline import log_pairs
-from flows.progress import Progress, shown_progress
 from rmcore.core.child_process import terminate_forked
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.manifests import make_key
@@ -29,8 +28,8 @@ from rmcore.stages.stage import Stage
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, CellPlan, Planner
 from tasks.device import device_slots
+from tasks.execution import SAVING_SECONDS, SHARED_TERMINAL
 from tasks.sharing import shared_store
-from tasks.stage_processes import SAVING_SECONDS, SHARED_TERMINAL
 from tasks.stages import StageRun, run_stage
 from tasks.tracking import RunTracker
 

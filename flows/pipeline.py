@@ -20,11 +20,10 @@ from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
 
 from experiments.presets import PRESETS
-from flows.console import say, say_notices, shown_while_waiting
+from flows.console import Progress, say, say_notices, shown_progress, shown_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
 from flows.prefect_client import reap_dead_runs
-from flows.progress import Progress, shown_progress
 from flows.requirements import require_run
 from flows.settings import OPTIONAL_GROUPS, named_changes
 from flows.unfinished import unfinished

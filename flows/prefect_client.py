@@ -19,7 +19,7 @@ from prefect.states import AwaitingRetry, Cancelled, Crashed, Running
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
-from tasks.run_owner import OWNER_FIELDS, has_died, this_process
+from rmcore.core.processes import OWNER_FIELDS, has_died, this_process
 
 OWNER = "rm-owner"
 """Label that names the process of a flow run: the fields of `OWNER_FIELDS`, with colons between. No page shows labels.

@@ -1,7 +1,5 @@
 """Runs that have begun and not ended: their settings, so that they can be resumed by name."""
 
-import json
-import stat
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping
@@ -11,12 +9,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import remove_abandoned, write_json
+from rmcore.core.processes import has_died, this_process
 from rmcore.reporting.runs import Run, find_run
 from tasks.home import OWNER_ONLY, home, make_home
-from tasks.run_owner import has_died, this_process
 
 FOLDER = ".unfinished"
 
@@ -80,24 +80,28 @@ def read_unfinished() -> list[Unfinished]:
     return sorted(own, key=lambda run: run.started, reverse=True)
 
 
+class _Record(BaseModel):
+    """What the file of a run holds."""
+
+    name: str
+    started: datetime
+    owner: dict[str, str] | None
+    config: dict[str, Any]
+
+
 def _read(file: Path) -> Unfinished:
     try:
-        if not stat.S_ISREG(file.stat().st_mode):
-            raise ValueError("it is no file")
-        record = json.loads(file.read_text(encoding="utf-8"))
-        started = datetime.fromisoformat(record["started"]).astimezone(UTC)
-        name, owner = record["name"], record["owner"]
-        if not isinstance(name, str) or not name.isprintable():
-            raise TypeError("its name is no name")
-        if owner is not None and not isinstance(owner, dict):
-            raise TypeError("its owner is no process")
-        running = owner is not None and not has_died(owner)
-        return Unfinished(name, started, dict(record["config"]), running, file, file.stem)
+        record = _Record.model_validate_json(file.read_bytes(), strict=True)
+        if not record.name.isprintable():
+            raise ValueError("its name is no name")
+        is_running = record.owner is not None and not has_died(record.owner)
+        started = record.started.astimezone(UTC)
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        problem = f"{type(error).__name__}: {error}"
+    except (OSError, ValueError, OverflowError) as error:
+        problem = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         return Unfinished(file.stem, datetime.fromtimestamp(0, UTC), {}, False, file, file.stem, problem)
+    return Unfinished(record.name, started, record.config, is_running, file, file.stem)
 
 
 def recorded_config(name: str, finished: list[Run]) -> PipelineConfig:

@@ -23,20 +23,17 @@ from rmcore.core.child_process import StageServer
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.ports import held, hold
 from rmcore.core.processes import runs as is_running
-from rmcore.core.processes import terminate
+from rmcore.core.processes import terminate, this_machine
 from rmcore.core.web import keep_direct
 from tasks.device import device_slots
+from tasks.execution import SAVING_SECONDS
 from tasks.home import environment_for, home, make_home, project_root
 from tasks.local_services import CELLS_POOL, CLUSTER, PREFECT_SERVER
 from tasks.passwords import Identity, ask_for_proof, basic_authorization
-from tasks.run_owner import this_machine
 from tasks.sharing import SHARED_VARIABLE, named_store
-from tasks.stage_processes import SAVING_SECONDS
 
 HEARTBEAT_SECONDS = 30
 """Between two signs of life of a run, the least that Prefect allows; `flows.deploy` looks for them."""
-MOST_ON_SQLITE = 2
-"""Workers that SQLite serves well: with 8 runs at once a step of a run took 90 s there, and 10 s on PostgreSQL."""
 PROOF_SECONDS = 5.0
 """Between two looks whether Prefect's server is still the one that the password is for."""
 RUN_VARIABLE = "PREFECT__FLOW_RUN_ID"
@@ -48,7 +45,6 @@ class Cluster:
 
     prefect: str
     mlflow: str
-    database: str
     shared: str | None
 
 
@@ -106,15 +102,6 @@ class Worker:
         named_store()
         for address in (self.cluster.prefect, self.cluster.mlflow):
             hold(address)  # where they are of this machine
-        from flows import prefect_client  # imports Prefect
-
-        others = prefect_client.workers_online(CELLS_POOL, self.api)
-        if self.cluster.database == "sqlite" and len(others) >= MOST_ON_SQLITE:
-            print(
-                f"warning: {len(others)} workers are online already, and the server keeps its records in SQLite, where "
-                f"more than {MOST_ON_SQLITE} wait for one another: start it with `rm-opt up --database postgresql://…`.",
-                file=sys.stderr,
-            )
         with StageServer(self.environment) as stages:
             return self._work(self.environment | stages.variable)
 

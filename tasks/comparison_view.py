@@ -19,10 +19,13 @@ from urllib.parse import quote
 from rmcore.config.pipeline import GROUPS, PipelineConfig
 from rmcore.core.metrics import HEADLINE, NUM_COLUMNS
 from rmcore.core.store import flatten
-from tasks.headline import COMPARED, interval_tag
-from tasks.model_training import ADDRESS_PARAMETER
-from tasks.run_record import texts
+from tasks.run_record import COMPARED, interval_tag, texts
 
+ADDRESS_PARAMETER = "workflowType=machine_learning"
+"""Of each address of ours: MLflow's page opens as for model training, not for language-model applications."""
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+RUN_COLOUR = "mlflow.runColor"
+"""Tag with the colour that MLflow's tables and charts give a run, `#rrggbb`; without it, one of a hash of its id."""
 VIEW_TAG = "mlflow.sharedViewState."
 RUN_NAME_COLUMN = "attributes.`Run Name`"
 PIXELS_A_LETTER = 7
@@ -164,27 +167,6 @@ def saved_view(name: str, state: dict[str, Any]) -> str:
     return json.dumps({"name": name, "createdAt": now_ms, "updatedAt": now_ms, "state": f"deflate;{packed}"})
 
 
-def table_state(view: View) -> dict[str, Any]:
-    """State of the runs page that shows a table: metrics with their intervals, varying settings, tags.
-
-    Metrics come first, because the run's name, pinned on the left, tells what it is already. Nothing else is shown
-    but what the page always shows: when a run was made and how long it took to send.
-    """
-    columns = []
-    for name in view.metrics:
-        columns.append(("metrics", name))
-        if name in view.intervals:
-            columns.append(("tags", interval_tag(name)))
-    columns += [("params", name) for name in view.params] + [("tags", name) for name in view.tags]
-    widths = {_column(kind, name): _width(kind, name) for kind, name in columns}
-    return {
-        **_runs(view),
-        "selectedColumns": list(widths),
-        "columnOrder": [RUN_NAME_COLUMN, *widths],
-        "columnWidths": {RUN_NAME_COLUMN: 220, **widths},
-    }
-
-
 def _runs(view: View) -> dict[str, Any]:
     """State that table and charts share: which runs, in which order, all of them visible."""
     return {
@@ -195,24 +177,44 @@ def _runs(view: View) -> dict[str, Any]:
     }
 
 
-def _column(kind: str, name: str) -> str:
-    return f"{kind}.`{name}`"
+def table_state(view: View) -> dict[str, Any]:
+    """State of the runs page that shows a table: metrics with their intervals, varying settings, tags.
 
-
-def _width(kind: str, name: str) -> int:
-    """Pixels that hold the column's heading: the page cuts what is longer."""
-    return max(180 if (kind, name) == ("tags", "rm.arm") else 90, 30 + PIXELS_A_LETTER * len(name))
+    Metrics come first, because the run's name, pinned on the left, tells what it is already. Nothing else is shown
+    but what the page always shows: when a run was made and how long it took to send.
+    """
+    columns: list[tuple[str, str]] = []
+    for name in view.metrics:
+        columns += [("metrics", name), *([("tags", interval_tag(name))] if name in view.intervals else [])]
+    columns += [("params", name) for name in view.params] + [("tags", name) for name in view.tags]
+    # Wide enough for the column's heading: the page cuts what is longer.
+    widths = {
+        f"{kind}.`{name}`": max(180 if name == "rm.arm" else 90, 30 + PIXELS_A_LETTER * len(name))
+        for kind, name in columns
+    }
+    return {
+        **_runs(view),
+        "selectedColumns": list(widths),
+        "columnOrder": [RUN_NAME_COLUMN, *widths],
+        "columnWidths": {RUN_NAME_COLUMN: 220, **widths},
+    }
 
 
 def charts_state(view: View) -> dict[str, Any]:
     """State of the runs page that shows charts.
 
-    Open sections: each metric by run, the main metric against settings and other metrics, learning curves. The page
-    adds a chart for every other number of the runs; those are in closed sections below.
+    Open sections: each metric by run, the main metric against settings (parallel axes) and other metrics (one point a
+    run), learning curves. The page adds a chart for every other number of the runs; those are in closed sections below.
     """
-    cards = {
+    main, *others = view.metrics
+    axes = [{"type": "PARALLEL", "selectedParams": list(view.params), "selectedMetrics": [main]}]
+    scatters = [
+        {"type": "SCATTER", "xaxis": {"key": other, "type": "METRIC"}, "yaxis": {"key": main, "type": "METRIC"}}
+        for other in others
+    ]
+    cards: dict[str, list[dict[str, Any]]] = {
         view.bars: [{"type": "BAR", "metricKey": name, "displayName": name} for name in view.metrics],
-        "Settings and trade-offs": _trade_offs(view.params, view.metrics),
+        "Settings and trade-offs": [*(axes if view.params else []), *scatters],
         "Learning curves": [{**STEP_AXIS, "type": "LINE", "metricKey": name} for name in CURVES],
     }
     groups = dict.fromkeys(name.partition("/")[0] for name in (*view.metrics, *CURVES, *HEADLINE))
@@ -228,14 +230,3 @@ def charts_state(view: View) -> dict[str, Any]:
         "compareRunSections": [*shown, *closed],
         "isAccordionReordered": True,  # keep this order: the page sorts sections by name otherwise
     }
-
-
-def _trade_offs(params: Sequence[str], metrics: Sequence[str]) -> list[dict[str, Any]]:
-    """The main metric against the settings (parallel axes) and against each other metric (one point a run)."""
-    main, *others = metrics
-    scatters: list[dict[str, Any]] = [
-        {"type": "SCATTER", "xaxis": {"key": other, "type": "METRIC"}, "yaxis": {"key": main, "type": "METRIC"}}
-        for other in others
-    ]
-    axes = [{"type": "PARALLEL", "selectedParams": list(params), "selectedMetrics": [main]}] if params else []
-    return [*axes, *scatters]

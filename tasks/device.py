@@ -1,29 +1,97 @@
-"""Slots of this machine's device: how many stages may use it side by side, and which part of it each one gets.
+"""Slots of this machine's device: how many stages may use it side by side, and which part of it each one gets; and why
+a stage waits, for a slot or for another run of the same stage.
 
 One slot a GPU, each pinned to its own; on a CPU one slot, or as many as `RM_OPT_DEVICE_SLOTS` says, which then share
 the cores evenly. A slot is a file lock in the home: the kernel frees it when its holder dies, it holds between programs
 that use different Prefect servers, and who waits has it within `POLL_SECONDS`. (A concurrency limit of Prefect's would
 be one for all machines, would stay occupied by who was killed, and lets those that it turned away wait for up to 30 s.)
-Its name has the machine's boot in it: where several machines share a home, each has the slots of its own device.
+Its name has the machine's boot in it: where several machines share a home, each has the slots of its own device. Who
+holds a lock of the store tells it in a note next to the lock, which is valid while the lock is held.
 """
 
+import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 
 import psutil
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.files import write_json
 from rmcore.core.processes import this_boot
 from rmcore.core.store import Store
-from tasks.waiting import holder, noted
 
+Reason = Callable[[], str]
+"""Says what is in the way right now, as people read it; empty where nothing is."""
+UNKNOWN = "another run"
 SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
 POLL_SECONDS = 0.2
 DEVICE = "the device"
 """The device, in the words of all messages."""
+
+
+@dataclass
+class Wait:
+    """The wait of one stage: what it waits for, in turn, until `end`."""
+
+    on_end: Callable[[], None] = lambda: None
+    reason: Reason = str
+
+    def end(self) -> None:
+        """Nothing is left to wait for."""
+        self.reason = str
+        self.on_end()
+
+
+Waiting = Callable[[], AbstractContextManager[Wait]]
+"""Tells people what a stage waits for while the block runs."""
+
+
+@contextmanager
+def noted(store: Store, lock: str, run: str) -> Iterator[None]:
+    """Tell those who want the lock that `run` holds it in this process, inside the block. The caller holds the lock."""
+    note = _note(store, lock)
+    since = datetime.now().astimezone().isoformat(timespec="seconds")
+    write_json(note, {"run": run, "pid": os.getpid(), "since": since})
+    try:
+        yield
+    finally:
+        note.unlink(missing_ok=True)
+
+
+def holder(store: Store, lock: str) -> str:
+    """Who holds a lock, for example `mine-seed0 (pid 4711, since 14:02)`; empty where nobody does."""
+    if store.is_free(lock):
+        return ""
+    try:
+        held = json.loads(_note(store, lock).read_text(encoding="utf-8"))
+        return f"{held['run']} (pid {held['pid']}, since {clock(datetime.fromisoformat(held['since']))})"
+    except (OSError, ValueError, TypeError, KeyError):  # taken this moment
+        return UNKNOWN
+
+
+def same_stage(store: Store, name: str, key: str) -> str:
+    """Describe the run that is computing the stage of that key, for messages; empty if there is none."""
+    computed_by = holder(store, key)
+    return f"the same {name}, which {computed_by} computes" if computed_by else ""
+
+
+def clock(moment: datetime) -> str:
+    """A moment as people say it: 14:02 today, 14:02 on 24 Nov on another day, with the year in another year."""
+    now = datetime.now().astimezone()
+    moment = moment.astimezone()
+    if moment.date() == now.date():
+        return f"{moment:%H:%M}"
+    day = f"{moment:%H:%M} on {moment.day} {moment:%b}"
+    return day if moment.year == now.year else f"{day} {moment.year}"
+
+
+def _note(store: Store, lock: str) -> Path:
+    return store.root / ".locks" / f"{lock}.json"
 
 
 def visible_gpus() -> list[str]:

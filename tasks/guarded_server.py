@@ -26,6 +26,7 @@ import asyncio
 import base64
 import gc
 import hmac
+import json
 import os
 import socket
 import sys
@@ -41,12 +42,20 @@ from tasks.declared_deployments import OnlyDeclared, read_declared
 from tasks.home import PROJECT_VARIABLE, default_artifact_root, default_tracking_uri, home
 from tasks.local_services import EMBEDDED_PREFECT, MLFLOW_SERVER, PREFECT_SERVER
 from tasks.mlflow_client import alone_with
-from tasks.model_training import ModelTrainingFirst
 from tasks.passwords import PROOF_PATH, TOKEN, Identity, identity
 
 if TYPE_CHECKING:
-    from starlette.types import ASGIApp, Receive, Scope, Send
+    from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+DEFAULTS = {"mlflow.workflowType_v1": "machine_learning", "mlflow.assistant.fab.autoOpenedOnFirstLoad_v1": True}
+"""Settings that MLflow's page keeps in the browser: the mode, and that its assistant need not open by itself."""
+CHOOSE = (
+    f"<script>try{{for(const [name,value] of Object.entries({json.dumps(DEFAULTS)}))"
+    "localStorage.getItem(name)===null&&localStorage.setItem(name,JSON.stringify(value))}catch(refused){}</script>"
+).encode()
+"""Runs before MLflow's own code; what was chosen stays, and a browser that keeps nothing is left alone."""
+_HEAD = b"<head>"
+_CONDITIONS = (b"if-none-match", b"if-modified-since")
 OPEN_PATHS = ("/health", PROOF_PATH)
 """That the server lives, and that it is ours; `rm-opt info` and clients ask before they know more."""
 
@@ -103,6 +112,38 @@ class Guard:
         if scheme.lower() == "basic" and hmac.compare_digest(given, self._secret.encode()):
             return None
         return Denial(401, "The password is missing or wrong. `rm-opt info` says where it is.")
+
+
+class ModelTrainingFirst:
+    """An ASGI application: MLflow's `app`, whose start page chooses model training where nothing was chosen.
+
+    MLflow's page shows an experiment in one of two modes. What decides is read in its own code (3.17): the parameter
+    `workflowType` of the address (`comparison_view.ADDRESS_PARAMETER`), else what this browser chose last, in its local
+    storage, else language-model applications, where an experiment of ours shows "Traces 0". So a script before MLflow's
+    own chooses model training where nothing is chosen yet; the switch of the page works as ever.
+    """
+
+    def __init__(self, app: "ASGIApp") -> None:
+        self.app = app
+
+    async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
+        """Answer one connection."""
+        if scope["type"] != "http" or scope["path"] != "/" or scope["method"] != "GET":
+            await self.app(scope, receive, send)
+            return
+        # A page that the browser kept from before would be taken for the same one.
+        scope = {**scope, "headers": [pair for pair in scope["headers"] if pair[0] not in _CONDITIONS]}
+        answer: list[Message] = []
+
+        async def keep(message: "Message") -> None:
+            answer.append(message)
+
+        await self.app(scope, receive, keep)
+        start, *parts = answer
+        page = b"".join(part.get("body", b"") for part in parts).replace(_HEAD, _HEAD + CHOOSE, 1)
+        headers = [pair for pair in start["headers"] if pair[0].lower() != b"content-length"]
+        await send({**start, "headers": [*headers, (b"content-length", str(len(page)).encode())]})
+        await send({"type": "http.response.body", "body": page})
 
 
 def migrate_prefect() -> None:

@@ -204,7 +204,7 @@ def configure_environment() -> None:
     for address in ours:
         hold(address)
     known = identity(directory)
-    # Of a server that Prefect itself would embed; tasks/embedded_prefect.py makes one for each of its own.
+    # Of a server that Prefect itself would embed; flows/prefect_api.py makes one for each of its own.
     os.environ["PREFECT_SERVER_API_AUTH_STRING"] = known.password(EMBEDDED_PREFECT)
     api = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     if api in ("", prefect_api):

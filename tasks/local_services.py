@@ -15,7 +15,7 @@ HOST = "127.0.0.1"
 """Where servers listen unless another address of this machine is named."""
 PREFECT_SERVER = "prefect-server"
 EMBEDDED_PREFECT = "embedded-prefect"
-"""Not a service of the home: the server of one process (tasks/embedded_prefect.py)."""
+"""Not a service of the home: the server of one process (flows/prefect_api.py)."""
 MLFLOW_SERVER = "mlflow-server"
 SERVERS = (PREFECT_SERVER, MLFLOW_SERVER)
 WORKER = "worker"

@@ -26,9 +26,7 @@ PASSING = frozenset({"BAD_REQUEST", "INTERNAL_ERROR", "TEMPORARILY_UNAVAILABLE",
 above all one that another run inserted between MLflow's own look and its insert; the call is rolled back then."""
 RETRY_SECONDS = 30.0
 """No call is repeated later than this after its first try."""
-IMPATIENT_SECONDS = 1.0
-"""The same once a call was refused for all of RETRY_SECONDS: what is asked next would be, too, and each would wait."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 2.0
+PAUSE_SECONDS = 0.05, 1.0
 LOCAL_FILE_ERRORS = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError)
 T = TypeVar("T")
 
@@ -58,22 +56,14 @@ class _PersistentClient:
     """An MlflowClient, each call of which is `persistent`."""
 
     def __init__(self, client: "MlflowClient") -> None:
-        self._client, self._seconds = client, RETRY_SECONDS
+        self._client = client
 
     def __getattr__(self, name: str) -> Any:
-        def repeated(*given: Any, **named: Any) -> Any:
-            began = time.monotonic()
-            try:
-                return persistent(partial(getattr(self._client, name), *given, **named), self._seconds)
-            except Exception:
-                if time.monotonic() - began > self._seconds:
-                    self._seconds = IMPATIENT_SECONDS
-                raise
-
-        return repeated
+        method = getattr(self._client, name)
+        return lambda *given, **named: persistent(partial(method, *given, **named))
 
 
-def persistent(call: Callable[[], T], seconds: float = RETRY_SECONDS) -> T:
+def persistent(call: Callable[[], T]) -> T:
     """Return what one call to MLflow gives, repeating it for some seconds while its answer is a passing one.
 
     Four runs that begin at once meet in MLflow's tables: of two that insert one row, such as the data set of both, the
@@ -82,17 +72,16 @@ def persistent(call: Callable[[], T], seconds: float = RETRY_SECONDS) -> T:
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError
 
-    began, pause = time.monotonic(), FIRST_PAUSE_S
+    deadline = time.monotonic() + RETRY_SECONDS
     while True:
         try:
             return call()
         except (MlflowException, SQLAlchemyError) as error:
             passes = isinstance(error, SQLAlchemyError) or error.error_code in PASSING
             # What `requests` raised was tried again below MLflow already: the server is away.
-            if not passes or _is_connection_failure(error) or time.monotonic() - began > seconds:
+            if not passes or _is_connection_failure(error) or time.monotonic() > deadline:
                 raise
-        time.sleep(pause * random.uniform(0.5, 1.5))  # noqa: S311 - runs that met must not meet again
-        pause = min(2 * pause, LONGEST_PAUSE_S)
+        time.sleep(random.uniform(*PAUSE_SECONDS))  # noqa: S311 - runs that met must not meet again
 
 
 def _is_connection_failure(error: BaseException | None) -> bool:

@@ -2,8 +2,8 @@
 
 `MlflowRun` looks for the run, makes it where there is none, and sends what it lacks, so it may be told the same again.
 A run that MLflow has whole gets nothing but tags and descriptions; one that was begun for the same start of it is
-completed. Any other attempt is left alone until one has finished, and deleted then, which MLflow can undo, unless a
-living process of this machine feeds it. So two outcomes never mix in one run.
+completed. Any other attempt is left alone until one has finished, and deleted then, which MLflow can undo. So two
+outcomes never mix in one run.
 
 A child looks for its parent by uid when it begins, and a parent for its children when it ends: either may come first.
 """
@@ -23,18 +23,29 @@ from typing import TYPE_CHECKING, Any
 
 from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.files import exclusive, try_exclusive
+from rmcore.core.processes import has_died
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.reporting.html.note import experiment_note, in_run
 from rmcore.reporting.runs import KEY_DIGITS
-from tasks.comparison_view import comparison_url, study_view, told_apart, view_tags
-from tasks.headline import MetricRow, headline, metric_name, parse_metric_lines, read_numbers
+from tasks.comparison_view import EXPERIMENT_TAGS, comparison_url, study_view, told_apart, view_tags
 from tasks.local_services import MLFLOW_SERVER, running_services
 from tasks.mlflow_client import connect, in_one_line, is_outage, tolerating, without_login
-from tasks.model_training import EXPERIMENT_TAGS
 from tasks.model_versions import confirm_versions, register_checkpoint
 from tasks.passwords import identity, mlflow_login
-from tasks.run_owner import HOST, OWNER_FIELDS, has_died, this_machine
-from tasks.run_record import KEY_TAG, MAX_VALUE_CHARS, RunRecord, plain_table, read_record, texts, unsynced_folder
+from tasks.run_record import (
+    KEY_TAG,
+    MAX_VALUE_CHARS,
+    MetricRow,
+    RunRecord,
+    headline,
+    metric_name,
+    parse_metric_lines,
+    plain_table,
+    read_numbers,
+    read_record,
+    texts,
+    unsynced_folder,
+)
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -53,14 +64,8 @@ PARENT_TAG = "mlflow.parentRunId"
 UID_TAG, PARENT_UID_TAG, KIND_TAG, START_TAG = "rm.run_uid", "rm.parent_uid", "rm.kind", "rm.start"
 MISSING_TAG = "rm.missing_files"
 """Names what the run was sent without: such a run is not whole."""
-OWNER_PREFIX = "rm."
-"""Prefix of the tags that name the process which feeds a run."""
-EXPERIMENT_PREFIX = "rm/"
-"""Prefix of the names of all our experiments."""
 SYNC_LOCK = Path("mlflow", "sync.lock")
 """Below a home: held while waiting records are sent."""
-SETTINGS_FILE = "settings.yaml"
-"""All settings, which `rm-opt run --config` takes."""
 
 
 class MlflowRun:
@@ -97,13 +102,12 @@ class MlflowRun:
 
     def _make(self, record: RunRecord) -> "Run":
         parent = {} if record.parent_uid is None else {PARENT_UID_TAG: record.parent_uid}
-        owner = {f"{OWNER_PREFIX}{name}": value for name, value in record.owner.items()}
-        tags = {**record.tags, UID_TAG: record.uid, **parent, START_TAG: record.start, **owner}
+        tags = {**record.tags, UID_TAG: record.uid, **parent, START_TAG: record.start}
         return self.client.create_run(self.experiment_id, record.started_ms, tags, record.run_name)
 
     def _experiment(self, record: RunRecord) -> str:
         """Id of the experiment `rm/<study>`, made where missing and restored where deleted."""
-        name = f"{EXPERIMENT_PREFIX}{record.study}"
+        name = f"rm/{record.study}"
         # A server knows its own artifact root; MLflow's default for a bare database is the current folder.
         artifacts = self.directory / "mlflow" / "artifacts" / record.study
         location = None if record.tracking_uri.startswith("http") else artifacts.as_uri()
@@ -145,14 +149,15 @@ class MlflowRun:
         yield "experiment tags", record.experiment_tags, self._tag_experiment
         if not self.complete:
             yield "name", record.run_name, lambda name: self.client.update_run(self.run_id, name=name)
-            yield "settings", record.settings, lambda tree: self.client.log_dict(self.run_id, tree, SETTINGS_FILE)
+            yield "settings", record.settings, lambda tree: self.client.log_dict(self.run_id, tree, "settings.yaml")
             for path, stage in record.folders.items():
                 yield path, stage, partial(self._send_folder, Path(path))
             for path in filter(os.path.isfile, record.curves if is_last else ()):
                 yield path, Path(path), self._add_curves
             for path, folder in record.files.items():
                 yield path, folder, partial(self._send_file, Path(path))
-            for name, table in self._tables(record).items():
+            numbers = {"numbers": plain_table(self._numbers)} if self._numbers else {}
+            for name, table in (numbers | record.tables).items():
                 yield f"{name}.json", table, partial(self._send_table, name)
             for fingerprint, entry in record.datasets.items():
                 yield fingerprint, entry, partial(self._send_dataset, fingerprint)
@@ -199,9 +204,6 @@ class MlflowRun:
         if not path.exists():
             raise StoreError(f"{path} is gone")
         self.client.log_artifact(self.run_id, str(path), folder or None)
-
-    def _tables(self, record: RunRecord) -> dict[str, Any]:
-        return ({"numbers": plain_table(self._numbers)} if self._numbers else {}) | record.tables
 
     def _send_table(self, name: str, table: Mapping[str, Any]) -> None:
         """Write a table (over an earlier one of this name) and list it for MLflow's evaluation view."""
@@ -311,10 +313,8 @@ class MlflowRun:
                 self.client.set_terminated(self.run_id, record.status, record.ended_ms)
             if self.complete or (record.status == "FINISHED" and not self.missing):
                 for run in self._runs_of(UID_TAG, record.uid):
-                    if run.info.run_id != self.run_id and not _is_fed_by_another(run, record):
-                        logger.info(
-                            "Run %s (%s) holds another attempt and is deleted.", run.info.run_name, run.info.run_id
-                        )
+                    if run.info.run_id != self.run_id:
+                        logger.info("Run %s holds another attempt and is deleted.", run.info.run_id)
                         self.client.delete_run(run.info.run_id)
 
 
@@ -327,14 +327,6 @@ def is_whole(run: "Run", record: RunRecord) -> bool:
     is_known = tags.get(START_TAG) == record.start if key is None else tags.get(KEY_TAG) == key
     is_same = all(params.get(name, text) == text for name, text in record.params.items())
     return is_known and is_same and run.info.status == "FINISHED" and MISSING_TAG not in tags
-
-
-def _is_fed_by_another(run: "Run", record: RunRecord) -> bool:
-    """Whether a living process of this machine feeds a run; one of another machine sends all it has at its end."""
-    tags = run.data.tags
-    owner = {name: tags[f"{OWNER_PREFIX}{name}"] for name in OWNER_FIELDS if f"{OWNER_PREFIX}{name}" in tags}
-    is_open = run.info.status == "RUNNING" and tags.get(START_TAG) != record.start
-    return is_open and owner.get(HOST) == this_machine() and not has_died(owner)
 
 
 def set_tags(client: "MlflowClient", run_id: str, tags: Mapping[str, str]) -> None:

@@ -14,11 +14,11 @@ from functools import cache
 from pathlib import Path
 
 from rmcore.core.errors import ConfigError, StoreError
+from rmcore.core.processes import this_process
 from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.stage import Stage
-from tasks.run_owner import this_process
 
 SHARED_VARIABLE = "RM_OPT_SHARED"
 LOOK_SECONDS = 2.0

@@ -19,8 +19,8 @@ from prefect.logging import get_run_logger
 from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.stage import Stage
+from tasks.device import Wait, Waiting
 from tasks.execution import Follow, execute
-from tasks.waiting import Wait, Waiting
 
 Found = TypeVar("Found")
 

@@ -20,17 +20,15 @@ from typing import Any, Self
 
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import RmcoreError, StoreError
+from rmcore.core.processes import this_process
 from rmcore.core.store import flatten
 from rmcore.core.tracking import NullTracker, Tracker, give_lines, open_loggers, require_loggers
-from tasks.comparison_view import comparison_url
-from tasks.headline import compared_settings, read_numbers
+from tasks.comparison_view import ADDRESS_PARAMETER, comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
 from tasks.mlflow_client import in_one_line, without_login
-from tasks.model_training import ADDRESS_PARAMETER
 from tasks.model_versions import alias_moves, judgement_tags
 from tasks.projection import MlflowRun, end_dead_runs
-from tasks.run_owner import this_process
-from tasks.run_record import RunRecord, Status, texts
+from tasks.run_record import RunRecord, Status, compared_settings, read_numbers, texts
 
 logger = logging.getLogger(__name__)
 
@@ -160,29 +158,25 @@ class RunTracker:
         The file may not exist yet.
         """
         self.tell(curves=[*self.record.curves, str(path.resolve())])
-        stop, num_read = threading.Event(), 0
+        stop = threading.Event()
 
-        def send() -> None:
-            nonlocal num_read
-            lines = new_lines(path, num_read)
-            if lines:
-                num_read += sum(len(line) for line in lines)
-                give_lines(lines, self._logger)
-                self._lines.extend(lines)
-                self._update()
+        def look() -> None:
+            num_read, is_last = 0, False
+            while not is_last:
+                is_last = stop.wait(FOLLOW_SECONDS)
+                if lines := new_lines(path, num_read):
+                    num_read += sum(map(len, lines))
+                    give_lines(lines, self._logger)
+                    self._lines.extend(lines)
+                    self._update()
 
-        def look_regularly() -> None:
-            while not stop.wait(FOLLOW_SECONDS):
-                send()
-
-        looker = threading.Thread(target=look_regularly, name="metrics-follower", daemon=True)
+        looker = threading.Thread(target=look, name="metrics-follower", daemon=True)
         looker.start()
         try:
             yield
         finally:
             stop.set()
             looker.join()
-            send()
 
     def replay(self, path: Path) -> None:
         """Give the rows of a `metrics.jsonl` that was there already to the other loggers; MLflow has its own way."""
@@ -282,23 +276,19 @@ class RunTracker:
                 self._run.send(self.record, is_last=True)
             except Exception as error:  # noqa: BLE001 - as in `_send`, which told the outage
                 logger.debug("MLflow is still away: %s", in_one_line(error))
-                self._leave()
+                try:
+                    self.record.save(self._directory)
+                except OSError as full:  # a full disk, above all; what was computed must not be lost with it
+                    logger.warning(
+                        "The record of run %s cannot be written (%s), so MLflow may never get what it has missed. The "
+                        "outcomes are in the store: make room, and run the same command again, which sends them.",
+                        *(self.record.run_name, in_one_line(full)),
+                    )
                 return
             self._offline.clear()
             if not self._run.missing:
                 logger.warning("MLflow answers again and has all of run %s.", self.record.run_name)
         self.record.path(self._directory).unlink(missing_ok=True)
-
-    def _leave(self) -> None:
-        """Leave the record for `rm-opt store sync`."""
-        try:
-            self.record.save(self._directory)
-        except OSError as error:  # a full disk, above all; what was computed must not be lost with it
-            logger.warning(
-                "The record of run %s cannot be written (%s), so MLflow may never get what it has missed. The "
-                "outcomes are in the store: make room, and run the same command again, which sends them.",
-                *(self.record.run_name, in_one_line(error)),
-            )
 
 
 def new_lines(path: Path, num_read: int) -> list[bytes]:

@@ -18,6 +18,7 @@ import typer
 from typer.testing import CliRunner
 
 import gallery
+from experiments.library import load_experiment
 from flows import cli_run
 from flows.cli import app
 from flows.settings import load_config
@@ -217,6 +218,12 @@ def test_the_notebook_holds_no_outputs():
         assert (cell["outputs"], cell["execution_count"]) == ([], None)
 
 
+@pytest.mark.parametrize("declared", re.findall(r"```yaml\n(.*?)```", text_of("docs/experiments.md"), re.DOTALL))
+def test_an_experiment_that_a_page_declares_is_one(declared, tmp_path):
+    (tmp_path / "mine.yaml").write_text(declared)
+    assert load_experiment(str(tmp_path / "mine.yaml"), "smoke").arms()
+
+
 def test_every_make_target_that_a_text_names_exists():
     root = CHECKOUT
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text(), flags=re.MULTILINE))
@@ -248,17 +255,6 @@ def choices(name):
     from rmcore.config.train import TrainConfig
 
     return set(get_args(TrainConfig.model_fields[name].annotation))
-
-
-def test_the_training_table_names_what_there_is():
-    from rmcore.core.hardware import HARDWARE
-
-    page = text_of("docs/training.md")
-    rows = dict(table(page, "training"))
-    optimizers, schedules, _ = rows["optimizers, schedules"].split("; ")
-    assert set(optimizers.split(", ")) == choices("optimizer")
-    assert set(schedules.split(", ")) == choices("schedule")
-    assert set(re.findall(r"presets ([\w, ]+)", rows["scale"])[0].split(", ")) == set(HARDWARE)
 
 
 def test_the_trainer_page_gives_the_real_defaults():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tasks.embedded_prefect import TIMEOUT_VARIABLE, EmbeddedPrefect
+from flows.prefect_api import TIMEOUT_VARIABLE, EmbeddedPrefect
 from tasks.home import QUIET_ENVIRONMENT, SAFE_ENVIRONMENT
 from used_homes import begin
 

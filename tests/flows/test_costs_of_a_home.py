@@ -18,7 +18,7 @@ from rmcore.core import files
 from rmcore.core.manifests import MANIFEST, make_key
 from rmcore.core.store import Store
 from rmcore.data.readers.sources import source_digest
-from rmcore.reporting.runs import RECORD, short_names
+from rmcore.reporting.runs import RECORD
 
 FEW, MANY = 20, 80
 STAGES = ("prepare", "train", "evaluate")
@@ -109,17 +109,3 @@ def test_what_a_folder_of_shards_is_known_by_is_read_once(tmp_path, monkeypatch)
         with counted() as opened:
             assert source_digest(str(shards)) == first
         assert opened["digests.jsonl"] == 1
-
-
-def test_names_are_shortened_with_calls_in_proportion_to_their_number():
-    calls = []
-    for number in (200, 800):
-        names = [f"demo-seed0-{make_key({'run': index})[:12]}" for index in range(number)]
-        counter = Counter()
-        sys.setprofile(lambda frame, event, argument, counter=counter: counter.update([event]))
-        try:
-            short_names(names)
-        finally:
-            sys.setprofile(None)
-        calls.append(counter["call"] + counter["c_call"])
-    assert calls[1] < 5 * calls[0]

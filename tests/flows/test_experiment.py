@@ -8,10 +8,7 @@ import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 import yaml
 
@@ -19,6 +16,8 @@ from machine import PATIENCE_S, family, found, wait_for
 from pixels.sitecustomize import FOLDER as PIXELS
 from rmcore.core.processes import marked, runs, terminate
 from rmcore.reporting.figures.claims import verdict_words
+from tasks.home import default_tracking_uri
+from tasks.mlflow_client import connect
 from used_homes import begin
 from warm_commands import WarmCommands
 
@@ -208,42 +207,21 @@ def test_a_changed_claim_makes_a_new_registration_and_shares_the_cells(place, fi
 
 
 def test_mlflow_has_one_parent_a_registration_and_one_child_a_cell(place, finished):
-    program = """
-import json, sys
-from tasks.home import configure_environment
-configure_environment()
-from mlflow import MlflowClient
-client = MlflowClient()
-[experiment] = client.search_experiments(filter_string="name = 'rm/rates-custom'")
-runs = client.search_runs([experiment.experiment_id])
-json.dump([
-    {"name": run.info.run_name, "id": run.info.run_id, "status": run.info.status, "tags": run.data.tags,
-     "metrics": run.data.metrics, "artifacts": [file.path for file in client.list_artifacts(run.info.run_id)]}
-    for run in runs
-], sys.stdout)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program], env=place.environment, capture_output=True, text=True, check=True
-    )
-    runs = json.loads(done.stdout)
-    outcome = finished[1]["results"]
-    [parent] = [
-        run
-        for run in runs
-        if run["tags"]["rm.kind"] == "matrix" and run["tags"]["rm.registration"] == outcome["registration"]["hash"]
-    ]
-    assert parent["tags"]["rm.verdict.H1"] == verdict_words(outcome["hypotheses"][0])
-    assert {"report", "figures", "registration", "arms.json", "hypotheses.json"} <= set(parent["artifacts"])
+    client, outcome = connect(default_tracking_uri(place.home)), finished[1]["results"]
+    [experiment] = client.search_experiments(filter_string="name = 'rm/rates-custom'")
+    found = client.search_runs([experiment.experiment_id])
+    [parent] = [run for run in found if run.data.tags.get("rm.registration") == outcome["registration"]["hash"]]
+    assert parent.data.tags["rm.kind"] == "matrix"
+    assert parent.data.tags["rm.verdict.H1"] == verdict_words(outcome["hypotheses"][0])
+    files = {file.path for file in client.list_artifacts(parent.info.run_id)}
+    assert {"report", "figures", "registration", "arms.json", "hypotheses.json"} <= files
     small = outcome["arms"][0]["metrics"]["eval/test_pairwise_accuracy"]["value"]
-    assert parent["metrics"]["eval/test_pairwise_accuracy.small"] == pytest.approx(small)
-    cells = {
-        run["name"]: run
-        for run in runs
-        if run["tags"].get("mlflow.parentRunId") == parent["id"] and run["status"] == "FINISHED"
-    }
+    assert parent.data.metrics["eval/test_pairwise_accuracy.small"] == pytest.approx(small)
+    below = [run for run in found if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
+    cells = {run.info.run_name: run.data.metrics for run in below if run.info.status == "FINISHED"}
     assert sorted(cells) == [f"{arm} seed {seed}" for arm in ("large", "small") for seed in (0, 1)]
-    assert "eval/test_pairwise_accuracy" in cells["small seed 0"]["metrics"]
-    assert all(name.count("/") == 1 for run in runs for name in run["metrics"])
+    assert "eval/test_pairwise_accuracy" in cells["small seed 0"]
+    assert all(name.count("/") == 1 for run in found for name in run.data.metrics)
 
 
 @pytest.mark.parametrize(
@@ -261,27 +239,3 @@ def test_a_bad_declaration_is_refused_before_any_work(place, finished, change, n
     assert named in errors
     assert place.manifests() == before
     assert not list(place.home.glob("registrations/bad-*/*.json"))
-
-
-def test_the_documented_study_of_judged_answers_runs_and_judges_its_claim(place):
-    page = (Path(__file__).parents[2] / "docs" / "experiments.md").read_text()
-    [declared] = [
-        yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.S) if "judged.parquet" in block
-    ]
-    rng = np.random.default_rng(0)
-    for name, size in (("train", 60), ("test", 20)):
-        rows = [(f"{name} question {row}?", f"good answer {row}", f"bad {row}") for row in range(size)]
-        pd.DataFrame(rows, columns=["prompt", "chosen", "rejected"]).to_parquet(place.folder / f"{name}.parquet")
-    rows = [(f"test question {row // 6}?", f"answer {row}", value) for row, value in enumerate(rng.normal(size=12 * 6))]
-    pd.DataFrame(rows, columns=["prompt", "response", "judge"]).to_parquet(place.folder / "judged.parquet")
-    declared["base"] |= {
-        "data": {side: str(place.folder / file) for side, file in declared["base"]["data"].items()},
-        "model": {"name": "MODEL"},
-        "train": DECLARED["base"]["train"],
-        "evaluate": DECLARED["base"]["evaluate"] | {"answers": str(place.folder / "judged.parquet")},
-    }
-    declared["seeds"] = [0]
-    _, outcome, said = place.experiment(place.declare(declared))
-    assert outcome["failed"] == [], said
-    [found] = outcome["results"]["hypotheses"]
-    assert (found["metric"], found["num_prompts"], found["num_seeds"]) == ("eval/answers_gain_4", 12, 1)

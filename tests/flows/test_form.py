@@ -8,8 +8,7 @@ from flows.experiment import experiment
 from flows.form import is_made_up
 from flows.measure import measure
 from flows.pipeline import pipeline
-from flows.policy import best_of_n, confirm, overoptimize, readiness
-from flows.rlhf import rlhf
+from flows.policy import best_of_n, confirm, overoptimize, readiness, rlhf
 from rmcore.core.errors import ConfigError, ModelError
 
 CONFIGURED = (pipeline, measure, best_of_n, readiness, confirm, rlhf)

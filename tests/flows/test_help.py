@@ -2,7 +2,6 @@
 
 import re
 from functools import cache
-from itertools import takewhile
 
 import pytest
 import typer
@@ -92,14 +91,3 @@ def test_the_shell_completes_commands_and_options_that_the_page_leaves_out(words
     asked = {"_RM_OPT_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
     outcome = CliRunner().invoke(app, [], prog_name="rm-opt", env=asked)
     assert expected in outcome.output.split()
-
-
-@pytest.mark.parametrize(
-    "example", ["rm-opt readiness best-of-n", "rm-opt readiness policy RUN", "rm-opt rlhf --seeds 3"]
-)
-def test_the_help_shows_examples(example, capsys):
-    with pytest.raises(SystemExit):
-        app([*takewhile(lambda word: not word.startswith("--"), example.split()[1:]), "--help"])
-    shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
-    assert "Example" in shown
-    assert example in " ".join(shown.replace("│", " ").split())

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from experiments.presets import PRESETS
-from flows import cli, cli_policy, cli_rlhf
+from flows import cli, cli_policy
 from flows.cli_runs import found_runs
 from flows.pipeline import run_name_of
 from flows.settings import load_config
@@ -92,8 +92,7 @@ def started(monkeypatch):
         )
         raise StartedError
 
-    for module in (cli_policy, cli_rlhf):
-        monkeypatch.setattr(module, "run_configured", start)
+    monkeypatch.setattr(cli_policy, "run_configured", start)
 
     def typed(*words):
         outcome = CliRunner().invoke(cli.app, list(words), prog_name="rm-opt")

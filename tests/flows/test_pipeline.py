@@ -22,6 +22,8 @@ from nano_model import make_nano
 from pixels.sitecustomize import FOLDER as PIXELS
 from rmcore.core.processes import marked, terminate
 from rmcore.stages.order import pipeline_stages
+from tasks.home import default_tracking_uri
+from tasks.mlflow_client import connect
 from used_homes import begin
 from warm_commands import WarmCommands
 
@@ -119,65 +121,30 @@ def test_results_lie_where_the_command_said(finished):
 
 
 def test_mlflow_holds_both_runs_complete_and_one_model_version(place, finished):
-    program = """
-import json, sys
-from tasks.home import configure_environment
-configure_environment()
-from mlflow import MlflowClient
-client = MlflowClient()
-[experiment] = client.search_experiments(filter_string="name = 'rm/smoke'")
-runs = client.search_runs([experiment.experiment_id])
-found = [
-    {
-        "tags": run.data.tags,
-        "metrics": run.data.metrics,
-        "params": run.data.params,
-        "status": run.info.status,
-        "name": run.info.run_name,
-        "inputs": len(run.inputs.dataset_inputs),
-        "artifacts": [file.path for file in client.list_artifacts(run.info.run_id)],
-        "loss": [(m.step, m.value) for m in client.get_metric_history(run.info.run_id, "train/loss")],
-    }
-    for run in runs
-]
-versions = client.search_model_versions("name = 'rm-smoke'")
-candidate = client.get_model_version_by_alias("rm-smoke", "candidate").version
-json.dump({"runs": found, "versions": len(versions), "candidate": candidate}, sys.stdout)
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        cwd=place.code,
-        env=place.environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    found = json.loads(done.stdout)
-    assert found["versions"] == 1
-    assert found["candidate"]
-    second, first = found["runs"]
-    assert [step for step, _ in first["loss"]] == [2, 4, 6]
-    assert first["loss"] == second["loss"]  # the cached run is as complete as the computed one
+    client = connect(default_tracking_uri(place.home))
+    [experiment] = client.search_experiments(filter_string="name = 'rm/smoke'")
+    second, first = client.search_runs([experiment.experiment_id])
+    assert len(client.search_model_versions("name = 'rm-smoke'")) == 1
+    assert client.get_model_version_by_alias("rm-smoke", "candidate").version == 1
+    losses = [client.get_metric_history(run.info.run_id, "train/loss") for run in (first, second)]
+    assert [point.step for point in losses[0]] == [2, 4, 6]
+    # The cached run is as complete as the computed one.
+    assert len({tuple((point.step, point.value) for point in loss) for loss in losses}) == 1
     cards = finished["results"]["metrics"]
     for run, cache in ((first, "none"), (second, ",".join(STAGES))):
-        assert run["status"] == "FINISHED"
-        assert run["name"].startswith("num_resamples=100 · ")  # by what it changes of its preset
-        assert run["inputs"] == 1
-        assert run["tags"]["rm.kind"] == "pipeline"
-        assert run["tags"]["rm.cache"] == cache
-        assert run["tags"]["mlflow.note.content"].startswith("### ")
-        assert "**Evidence level 1 of 4**: labelled pairs" in run["tags"]["mlflow.note.content"]
-        assert 0 <= run["metrics"]["eval/pairwise_accuracy"] <= 1
-        assert {"numbers.json", "settings.yaml"} <= set(run["artifacts"])
-        own = [name for name in run["metrics"] if not name.startswith("system/")]
-        assert len(own) <= 20
-        assert len(run["params"]) <= 30
-        assert not [name for name in own if "_ci_" in name]
-        assert run["tags"]["interval/test_pairwise_accuracy"]
-        assert run["metrics"]["eval/test_pairwise_accuracy"] == pytest.approx(cards["pairwise_accuracy"]["value"])
-        assert all(name.count("/") == 1 for name in run["metrics"])
-        assert run["params"]["train.steps"] == "6"
-        assert "report" in run["artifacts"]
+        tags, metrics, params = run.data.tags, run.data.metrics, run.data.params
+        files = {file.path for file in client.list_artifacts(run.info.run_id)}
+        assert run.info.status == "FINISHED"
+        assert run.info.run_name.startswith("num_resamples=100 · ")  # by what it changes of its preset
+        assert len(run.inputs.dataset_inputs) == 1
+        assert (tags["rm.kind"], tags["rm.cache"]) == ("pipeline", cache)
+        assert "**Evidence level 1 of 4**: labelled pairs" in tags["mlflow.note.content"]
+        assert {"numbers.json", "settings.yaml", "report"} <= files
+        own = [name for name in metrics if not name.startswith("system/")]
+        assert (len(own) <= 20, len(params) <= 30, params["train.steps"]) == (True, True, "6")
+        assert not [name for name in own if "_ci_" in name or name.count("/") != 1]
+        assert tags["interval/test_pairwise_accuracy"]
+        assert metrics["eval/test_pairwise_accuracy"] == pytest.approx(cards["pairwise_accuracy"]["value"])
 
 
 def test_a_damaged_and_a_deleted_artifact_are_made_again_and_nothing_else(place, finished):
@@ -193,7 +160,7 @@ def test_a_damaged_and_a_deleted_artifact_are_made_again_and_nothing_else(place,
 
 
 def test_a_change_in_a_stages_code_runs_it_again_and_neither_a_comment_nor_how_it_is_run_does(place, finished):
-    module = place.code / "rmcore" / "policy" / "readiness" / "original_score.py"
+    module = place.code / "rmcore" / "readiness" / "original_score.py"
     text = module.read_text()
     try:
         module.write_text(text + "\n# a comment\n")

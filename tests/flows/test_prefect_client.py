@@ -19,9 +19,9 @@ from flows.prefect_api import EMBEDDED_VARIABLE
 from flows.prefect_client import owner_tag
 from machine import wait_for
 from rmcore.core.errors import INTERRUPTED, ServiceError
+from rmcore.core.processes import PID, this_process
 from tasks.declared_deployments import JOB_TEMPLATE
 from tasks.local_services import CELLS_POOL, WORK_POOL
-from tasks.run_owner import PID, this_process
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from flows.progress import Progress, drawn
+from flows.console import Progress, drawn
 from machine import PATIENCE_S
 from rmcore.core.errors import ServiceError
 

@@ -9,7 +9,7 @@ import report_sample
 from flows import cli, cli_runs
 from flows.unfinished import FOLDER
 from rmcore.core.errors import ConfigError
-from tasks.run_owner import this_process
+from rmcore.core.processes import this_process
 
 pytestmark = pytest.mark.slow
 

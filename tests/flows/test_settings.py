@@ -16,7 +16,7 @@ from rmcore.config.data import DataConfig
 from rmcore.config.files import parse_yaml
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
-from tasks.headline import compared_settings
+from tasks.run_record import compared_settings
 
 
 def test_every_preset_is_a_valid_config():
@@ -85,11 +85,7 @@ def test_an_option_is_text_whatever_yaml_would_read_in_it(name):
         ("demo", None, ["train.lrr=1"], "no setting 'train.lrr'.*Did you mean 'train.lr'"),
         ("demo", None, ["train=1"], "train is a group of settings"),
         ("demo", None, ["lr"], "dotted.name=value"),
-        ("demo", "train: {momentum: 1}", [], "no setting 'train.momentum'"),
-        ("demo", "- a list", [], "holds a list"),
-        ("demo", "a: [", [], "not valid YAML"),
         ("demo", "train: {lr: 1}\nseed: 1\ntrain: {lr: 2}", [], r"names 'train' twice in one group, in lines 1 and 3"),
-        ("demo", "train: {lr: 1, lr: 2}", [], "names 'lr' twice"),
         (
             "demo",
             "seed: 010",
@@ -101,7 +97,6 @@ def test_an_option_is_text_whatever_yaml_would_read_in_it(name):
         ("demo", None, ["train.lr=-1:30.5"], "would read -1:30.5 as -90.5, a number in base 60"),
         ("demo", None, ["train={steps: 1, steps: 2}"], "names 'steps' twice"),
         ("demo", "seed: 0" + "7" * 400, [], "has a number or a date that cannot be read"),
-        ("demo", "seed: 1" + ":59" * 300 + ".5", [], "has a number or a date that cannot be read"),
     ],
 )
 def test_mistakes_are_named(tmp_path, preset, text, assignments, said):
@@ -237,7 +232,7 @@ ODD_VALUES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("setting", ["seed", "train", "train.lr", "study"])
+@pytest.mark.parametrize("setting", ["train.lr", "study"])
 @pytest.mark.parametrize("value", ODD_VALUES)
 @pytest.mark.parametrize("in_file", [False, True], ids=["--set", "file"])
 def test_an_odd_value_is_refused_in_words(tmp_path, capsys, setting, value, in_file):
@@ -255,20 +250,6 @@ def test_an_odd_value_is_refused_in_words(tmp_path, capsys, setting, value, in_f
     assert status == 2
     assert said.startswith("error: ")
     assert len(said) < 1500
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"absent.yaml cannot be read"):
-        load_config("demo", tmp_path / "absent.yaml", [])
-
-
-@pytest.mark.parametrize(
-    "assignment",
-    ["train.lr=-1", "train.optimizer=adamm", "data.validation_fraction=0.9", "readiness.min_gain=0", "seed=x"],
-)
-def test_a_value_that_is_not_allowed_is_refused(assignment):
-    with pytest.raises(ValidationError):
-        load_config("demo", None, [assignment])
 
 
 @pytest.mark.parametrize(
@@ -318,16 +299,6 @@ def test_the_largest_whole_number_is_one_that_json_holds():
     assert DataConfig(limit=MAX_WHOLE).limit == MAX_WHOLE == int(float(MAX_WHOLE))
     with pytest.raises(ValidationError, match="a whole number beyond 9,007,199,254,740,992"):
         DataConfig(limit=MAX_WHOLE + 1)
-
-
-@pytest.mark.parametrize(
-    ("typed", "meant"), [("train.lrr", "train.lr"), ("lr", "train.lr"), ("model.max_seq_length", "model.max_seq_len")]
-)
-def test_a_slip_of_the_fingers_is_answered_first_and_without_a_list(typed, meant):
-    with pytest.raises(ConfigError) as refused:
-        load_config("demo", None, [f"{typed}=1"])
-    assert str(refused.value).startswith(f"no setting {typed!r}. Did you mean {meant!r}")
-    assert len(str(refused.value)) < 200
 
 
 def test_a_plan_of_a_run_that_cannot_start_is_refused(tmp_path, monkeypatch, capsys):

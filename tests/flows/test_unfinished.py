@@ -14,8 +14,8 @@ from flows import cli, cli_run
 from flows.settings import load_config
 from flows.unfinished import FOLDER, read_unfinished, recorded_config, unfinished
 from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.processes import this_process
 from rmcore.reporting.runs import read_runs
-from tasks.run_owner import this_process
 
 CONFIG = PRESETS["rlhf"].model_copy(update={"seed": 3, "study": "mine"})
 
@@ -124,17 +124,11 @@ def test_what_is_no_record_hides_no_other_and_settings_that_there_are_not_are_na
     stopped("b-seed0", PRESETS["smoke"])
     change("b-seed0", config={"study": "b", "no_such_setting": 1})
     damaged = reports / FOLDER / "broken.json"
-    kinds = [
-        '{"pid"',
-        "[1]",
-        "3",
-        '{"a":' + "[" * 100_000,
-        '{"started": 3}',
-        '{"started": "0001-01-01T00:00:00+14:00"}',
+    kinds = ['{"pid"', "[1]", '{"a":' + "[" * 100_000, '{"name": "a", "started": "0001-01-01T00:00:00+14:00"}']
+    kinds += [
+        json.dumps({"started": "2026-01-01T00:00:00", "name": name, "owner": owner, "config": {}})
+        for name, owner in ((3, None), ("\ud800", None), ("a\x1b[2J", None), ("a", "me"), ("a", [1]))
     ]
-    kinds += [f'{{"started": "2026-01-01", "name": {name}, "config": {{}}}}' for name in ("3", '"\\ud800"', "[]")]
-    begun = '"started": "2026-01-01", "name": "a"'
-    kinds += [f'{{{begun}, "owner": {owner}, "config": {{}}}}' for owner in ("3", '"me"', "[1]")]
     for text in (*kinds, None):
         damaged.unlink(missing_ok=True)
         damaged.write_text(text) if text is not None else damaged.mkdir()

@@ -51,7 +51,7 @@ def test_a_worker_and_its_runs_end_where_another_program_answers(monkeypatch, tm
     address = away if answering is None else serve(lambda own: Guard(None, own, "password", answering))
     mine = [*worker.children(recursive=True), worker]
     assert len(mine) == 2
-    checked = Worker(Cluster(address, address, "postgresql", None), KNOWN, "name", 1)
+    checked = Worker(Cluster(address, address, None), KNOWN, "name", 1)
     if said is None:
         checked.require_same_servers(worker)
         assert all(map(runs, mine))

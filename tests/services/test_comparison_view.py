@@ -13,13 +13,21 @@ from rmcore.core.files import write_json
 from rmcore.core.metrics import CELL_METRICS
 from rmcore.reporting.html.note import RUN_FILES, experiment_note, verdict_note
 from rmcore.reporting.runs import KEY_DIGITS
-from tasks.comparison_view import VIEW_TAG, cells_view, charts_state, saved_view, table_state, view_tags
-from tasks.headline import interval_tags
+from tasks.comparison_view import (
+    EXPERIMENT_TAGS,
+    RUN_COLOUR,
+    VIEW_TAG,
+    cells_view,
+    charts_state,
+    saved_view,
+    table_state,
+    view_tags,
+)
 from tasks.local_services import MLFLOW_SERVER
 from tasks.mlflow_client import connect
-from tasks.model_training import EXPERIMENT_TAGS, RUN_COLOUR
 from tasks.passwords import basic_authorization, identity
 from tasks.projection import NOTE_TAG
+from tasks.run_record import interval_tags
 from tasks.tracking import RunTracker
 
 pytestmark = pytest.mark.services
@@ -110,13 +118,6 @@ def test_a_view_published_again_replaces_the_old_one(matrix, server):
     assert tags["mlflow.note.content"] == f"[Side by side]({matrix.comparison()}) · Optimizers\n"
     views = [json.loads(value) for name, value in tags.items() if name.startswith(VIEW_TAG)]
     assert sorted(view["name"] for view in views) == ["optimizers: charts", "optimizers: table"]
-
-
-def test_without_mlflow_there_is_no_link(home, monkeypatch):
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
-    with RunTracker.start("demo", "optimizers", {}, {}, uid=MATRIX) as tracker:
-        publish(tracker, METRICS)
-        assert (tracker.comparison(), tracker.comparison(charts=True)) == (None, None)
 
 
 @pytest.mark.parametrize("state", [table_state, charts_state])

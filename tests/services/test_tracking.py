@@ -16,11 +16,10 @@ from machine import largest_file, wait_for
 from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
-from tasks.headline import metric_name
 from tasks.mlflow_client import connect
 from tasks.model_versions import confirmation_tags
 from tasks.projection import sync_pending
-from tasks.run_record import read_record, unsynced_folder
+from tasks.run_record import metric_name, read_record, unsynced_folder
 from tasks.tracking import RunTracker, new_lines
 
 pytestmark = pytest.mark.services
@@ -269,24 +268,6 @@ def test_registering_twice_makes_one_version_whose_aliases_follow_the_gate(home,
     register(GATE_PASSED)  # an older version judged again is no newer one
     assert client.get_model_version("rm", "1").aliases == ["ready"]
     assert client.get_model_version("rm", "2").aliases == ["candidate"]
-    tracker.end()
-
-
-def test_a_version_that_is_judged_as_before_is_not_written_again(home, monkeypatch, checkpoint):
-    from mlflow import MlflowClient
-
-    tracker, written = start(), []
-    tracker.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED)
-    for name in ("set_model_version_tag", "set_registered_model_alias", "update_model_version", "create_model_version"):
-        method = getattr(MlflowClient, name)
-        monkeypatch.setattr(
-            MlflowClient, name, lambda *given, method=method, name=name: written.append(name) or method(*given)
-        )
-    with start() as again:
-        assert again.register_model(checkpoint, name="rm", key="k1", **GATE_PASSED) == "1"
-        assert written == ["update_model_version"]  # its description leads to the report of this run
-        assert again.register_model(checkpoint, name="rm", key="k1", **GATE_FAILED) == "1"
-        assert written[1:] == ["set_model_version_tag"] * 3  # the verdict and the checks that did not pass
     tracker.end()
 
 

@@ -71,6 +71,7 @@ def test_a_model_that_is_not_installed_is_one_sentence_before_anything_runs(rm_o
     assert "starting" not in refused.stdout
 
 
+@pytest.mark.night
 def test_its_services_start_have_its_runs_and_end(rm_opt):
     prefect, mlflow = free_ports(2)
     started = rm_opt("up", "--prefect-port", prefect, "--mlflow-port", mlflow)

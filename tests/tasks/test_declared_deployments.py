@@ -105,5 +105,5 @@ def test_what_is_too_large_or_too_deep_is_refused():
 
 def test_the_projects_own_declaration_is_read():
     found = read_declared(project_root())
-    assert "flows/cell.py:cell" in found.entrypoints
+    assert "flows/pool.py:cell" in found.entrypoints
     assert found.pull_steps == PULL

@@ -16,6 +16,7 @@ from rmcore.core.store import Store
 from tasks.device import (
     SLOTS_VARIABLE,
     as_seen,
+    clock,
     device_slots,
     free_slots,
     held_slots,
@@ -25,7 +26,6 @@ from tasks.device import (
     slots_for,
     slots_needed,
 )
-from tasks.waiting import clock
 
 
 @pytest.mark.parametrize("slots", [1, 2, 3])

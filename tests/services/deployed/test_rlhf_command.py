@@ -23,6 +23,7 @@ def small(with_policy):
     return with_policy.model_copy(update={"study": "rlhf", "rlhf": training})
 
 
+@pytest.mark.night
 def test_a_policy_is_trained_and_it_is_said_whether_gold_rose_and_not_done_twice(vllm, command, small, drawn):
     command.services.environment["RM_OPT_VLLM"] = vllm
     outcome, said = command.outcome(*WHOLE, config=small)
@@ -89,7 +90,7 @@ def own_pairs(tmp_path_factory, gold_pairs):
 
 
 def test_what_the_options_contradict_is_refused(home):
-    from flows.cli_rlhf import rlhf
+    from flows.cli_policy import rlhf
 
     with pytest.raises(ConfigError, match="--checkpoint"):
         rlhf(mode="policy")
@@ -98,7 +99,7 @@ def test_what_the_options_contradict_is_refused(home):
 
 
 def test_what_cannot_work_is_refused_before_anything_runs(home, small, own_pairs):
-    from flows.rlhf import rlhf
+    from flows.policy import rlhf
 
     nobody = small.model_copy(update={"policy": small.policy.model_copy(update={"judge": "no_such_module:judge"})})
     with pytest.raises(ConfigError, match="no_such_module"):
