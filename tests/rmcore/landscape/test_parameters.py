@@ -120,14 +120,8 @@ def test_integer_parameters_are_refused_and_left_out_of_all():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "compiled",
-    [
-        torch.compile,
-        lambda model: model.compile() or model,
-        lambda model: model.model.layers[0].compile() or model,
-        lambda model: SimpleNamespace(model=torch.compile(model)),
-        lambda model: setattr(model.model, "norm", torch.compile(model.model.norm)) or model,
-    ],
-    ids=["object", "in place", "one layer in place", "inside a wrapper", "one module"],
+    [lambda model: model.model.layers[0].compile() or model, lambda model: SimpleNamespace(model=torch.compile(model))],
+    ids=["one layer in place", "inside a wrapper"],
 )
 def test_compiled_models_are_refused(compiled):
     with pytest.raises(CurvatureError, match="compiled"):
@@ -142,10 +136,9 @@ def test_a_compiled_forward_that_cannot_be_seen_before_is_refused_at_the_first_p
         operator.product(torch.ones(operator.num_parameters, dtype=operator.dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float8_e4m3fn])
-def test_one_narrow_parameter_anywhere_is_refused(dtype):
+def test_one_narrow_parameter_anywhere_is_refused():
     model = exact_models.make_model("llama")
-    model.model.norm.weight = nn.Parameter(model.model.norm.weight.detach().to(dtype), requires_grad=False)
+    model.model.norm.weight = nn.Parameter(model.model.norm.weight.detach().to(torch.float16), requires_grad=False)
     with pytest.raises(CurvatureError, match="float32"):
         LossHessian(model, [ROWS], parameters="head")
 
