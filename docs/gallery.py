@@ -163,7 +163,7 @@ SHOWN = {
         "required gain where it leaves the dashed line.",
     ),
     **{
-        name: Shown(partial(draw, RECORDS[one.stage]()), "run", one.captions[name])
+        name: Shown(partial(draw, RECORDS[one.stage]()), "run", one.captions.get(name, ""))
         for one in capabilities_shown()
         for name, draw in one.figures.items()
     },
