@@ -19,23 +19,19 @@ import logged_sample
 import policy_sample
 import rlhf_sample
 from capability_samples import RECORDS
-from rmcore.reporting.figures.arm_intervals import arm_intervals_figure
-from rmcore.reporting.figures.arms import main_metrics
-from rmcore.reporting.figures.calibration import reliability_diagram_figure
-from rmcore.reporting.figures.context import accuracy_in_context_figure
-from rmcore.reporting.figures.forest import forest_plot_figure
-from rmcore.reporting.figures.learning import learning_curves_figure
-from rmcore.reporting.figures.length import reward_by_length_figure
-from rmcore.reporting.figures.logged_answers import logged_answers_figure
-from rmcore.reporting.figures.margins import margin_histogram_figure
-from rmcore.reporting.figures.overoptimization import overoptimization_figure
-from rmcore.reporting.figures.rlhf import rlhf_curves_figure
-from rmcore.reporting.figures.runs import runs_figure
-from rmcore.reporting.figures.served import served_figure
-from rmcore.reporting.figures.tradeoff import tradeoff_figure
-from rmcore.reporting.figures.training import training_curves_figure
-from rmcore.reporting.figures.watch import watch_figure
+from rmcore.reporting.figures.arms import arm_intervals_figure, main_metrics, tradeoff_figure
+from rmcore.reporting.figures.experiment import forest_plot_figure, learning_curves_figure
+from rmcore.reporting.figures.pairs import (
+    accuracy_in_context_figure,
+    margin_histogram_figure,
+    reliability_diagram_figure,
+    reward_by_length_figure,
+)
+from rmcore.reporting.figures.training import runs_figure, training_curves_figure
 from rmcore.reporting.html.blocks import capabilities_shown
+from rmcore.reporting.html.logged import logged_answers_figure
+from rmcore.reporting.html.policy import overoptimization_figure, served_figure
+from rmcore.reporting.html.rlhf import rlhf_curves_figure, watch_figure
 
 DOTS_PER_INCH, COLOURS = 80, 48
 """So that a picture takes 40 kB at most."""
@@ -74,7 +70,6 @@ def _arms() -> Figure:
 
 HISTORY, REWARDS = figure_sample.history(), figure_sample.rewards()
 EXPERIMENT, POLICY = experiment_sample.results(), policy_sample.policy()
-"""Forty lines that cross do not fit into a small picture."""
 SHOWN = {
     "training_curves": Shown(
         lambda: training_curves_figure(HISTORY, best_step=400),
@@ -89,7 +84,7 @@ SHOWN = {
         "same pairs. An interval that reaches the longer answer's shows nothing.",
     ),
     "margin_histogram": Shown(
-        lambda: margin_histogram_figure(REWARDS, negative_rate={"value": 0.3, "ci_low": 0.26, "ci_high": 0.34}),
+        lambda: margin_histogram_figure(REWARDS, {"value": 0.3, "ci_low": 0.26, "ci_high": 0.34}),
         "run",
         "The share left of zero is the error rate. A second hump there is a slice of the data that it has "
         "backwards. The scale means nothing between models of different β.",

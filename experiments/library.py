@@ -1,24 +1,17 @@
 """Experiments by name: the shipped ones in four sizes, and anybody's own from a YAML file."""
 
 import difflib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from experiments import ablation, baseline, lora, optimizers, sensitivity
-from experiments.schema import Experiment
+from experiments.schema import MOST_ARMS, Experiment
+from experiments.shipped import SHIPPED
 from experiments.sizes import Size
 from rmcore.config.files import read_mapping
+from rmcore.config.pipeline import change_config
 from rmcore.core.errors import ConfigError
-
-SHIPPED: dict[str, Callable[[Size], Experiment]] = {
-    "baseline": baseline.experiment,
-    "ablation": ablation.experiment,
-    "lora": lora.experiment,
-    "sensitivity": sensitivity.experiment,
-    "optimizers": optimizers.experiment,
-}
 
 
 class Chosen(TypedDict, total=False):
@@ -118,17 +111,7 @@ def _with_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, Any]:
 
 
 def _as_grid(experiment: Experiment) -> dict[str, Any]:
-    """Every combination of levels; the control is the combination that equals the base."""
-    grid = Experiment.model_validate(
-        experiment.model_dump() | {"design": "grid", "hypotheses": (), "control": _first_cell(experiment)}
-    )
-    same = experiment.base.model_copy(update={"study": experiment.name})
-    control = next((arm.name for arm in grid.arms() if arm.config == same), grid.control)
-    return {"design": "grid", "hypotheses": (), "control": control}
-
-
-def _first_cell(experiment: Experiment) -> str:
-    levels = [next(iter(factor.levels)) for factor in experiment.factors]
-    if len(levels) == 1:
-        return levels[0]
-    return ", ".join(f"{factor.name}={level}" for factor, level in zip(experiment.factors, levels, strict=True))
+    """Every combination of levels; the control is the combination that equals the base, or the first one."""
+    combinations = list(islice(experiment.grid(), MOST_ARMS))  # more are refused with the whole
+    equal = (name for name, changes in combinations if change_config(experiment.base, changes) == experiment.base)
+    return {"design": "grid", "hypotheses": (), "control": next(equal, combinations[0][0])}

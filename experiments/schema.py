@@ -4,16 +4,17 @@ A declaration is data. It is checked whole before anything runs: every arm is a 
 whatever does not fit is refused, naming the field.
 """
 
-from collections.abc import Iterable
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import prod
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import BaseModel, Field, ValidationError, model_validator
 
-from experiments.arms import Arm, merge_equal
-from experiments.elements import ArmName, Declared, Factor, Hypothesis
+from rmcore.config.base import Settings
 from rmcore.config.pipeline import Changes, PipelineConfig, change_config
 from rmcore.core.metrics import CELL_METRICS, CELL_STAGES
 
@@ -21,6 +22,89 @@ MOST_ARMS = 1000
 """Arms of one experiment: more would be listed for minutes before the first of them trains."""
 FILE_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".gz")
 """Endings of data files; a relative name without one may be of the hub, where `owner/` is part of it."""
+Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.-]{0,60}$")]
+"""Part of names in MLflow, which allows no more in a tag or a metric."""
+ArmName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.=,/-]{0,300}$")]
+"""Longer than a level's: an arm of a grid is named by all of its levels."""
+NOT_VARIED = {"seed": "name the replicates under seeds", "study": "it is the experiment's name"}
+"""Settings that an experiment sets itself."""
+
+
+class Declared(Settings):
+    """A part of a declaration: a field that there is not is named together with the one that was meant."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fields_are_known(cls, given: Any) -> Any:
+        for name in given if isinstance(given, Mapping) else ():
+            near = difflib.get_close_matches(str(name), cls.model_fields, n=1)
+            if name not in cls.model_fields and near:
+                raise ValueError(f"no field {name!r}; did you mean {near[0]!r}?")
+        return given
+
+
+class Factor(Declared):
+    """One thing that is varied."""
+
+    name: Name
+    """Shown in the arms' names, for example `lr`."""
+    levels: dict[Name, Changes] = Field(min_length=1)
+    """Each level's changes of the base, by dotted setting: {"1e-4": {"train.lr": 1e-4}}."""
+
+    @model_validator(mode="after")
+    def _varies_what_may_vary(self) -> Self:
+        for level, changes in self.levels.items():
+            for setting in changes.keys() & NOT_VARIED.keys():
+                raise ValueError(f"levels.{level}: {setting} is no factor: {NOT_VARIED[setting]}")
+        return self
+
+    def settings(self) -> set[str]:
+        """All settings that a level changes."""
+        return {setting for changes in self.levels.values() for setting in changes}
+
+
+class Hypothesis(Declared):
+    """One claim, with the comparison and the threshold that decide it, fixed before the first cell runs."""
+
+    name: Name
+    """Short, for example H1."""
+    claim: str = Field(min_length=10)
+    """One sentence that a stranger understands."""
+    metric: str
+    """One of the experiment's metrics."""
+    comparison: Literal["difference", "ratio", "level"]
+    """difference: arm minus versus; ratio: arm over versus; level: the arm alone."""
+    arm: ArmName
+    """The arm that the claim is about."""
+    versus: ArmName | None = None
+    """Arm that it is compared with; left out, the control."""
+    direction: Literal["above", "below", "within"]
+    """On which side of the threshold the claim puts the value. within: between minus the threshold and it, or of a
+    ratio between one over it and it: that arm and versus are as good as equal."""
+    threshold: float
+    """In units of the metric; for a ratio a plain number."""
+
+    @model_validator(mode="after")
+    def _equality_has_a_width(self) -> Self:
+        if self.direction == "within" and self.comparison == "level":
+            raise ValueError("direction: within is of a difference or a ratio; a level lies above or below")
+        if self.direction == "within" and self.threshold <= (1.0 if self.comparison == "ratio" else 0.0):
+            raise ValueError(
+                f"threshold: within {self.threshold:g} holds nothing; give the largest difference that does not matter "
+                "(above 0), or of a ratio the largest factor (above 1)"
+            )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One recipe: a change of the base."""
+
+    name: str
+    changes: Changes
+    config: PipelineConfig
+    merged: tuple[str, ...] = ()
+    """Names of declared arms that turned out to be this one."""
 
 
 class Experiment(Declared):
@@ -135,7 +219,7 @@ class Experiment(Declared):
                 f"factors: their levels make {number:,} arms, and an experiment compares at most {MOST_ARMS:,}; name "
                 "fewer levels, or vary them one_at_a_time"
             )
-        named = self._grid() if self.design == "grid" else self._one_at_a_time()
+        named = self.grid() if self.design == "grid" else self._one_at_a_time()
         arms: list[Arm] = []
         for name, changes in named:
             if name in {arm.name for arm in arms}:
@@ -149,7 +233,8 @@ class Experiment(Declared):
             arms.append(Arm(name, changes, config))
         return merge_equal(arms)
 
-    def _grid(self) -> Iterable[tuple[str, Changes]]:
+    def grid(self) -> Iterable[tuple[str, Changes]]:
+        """Name and changes of every combination of levels."""
         for levels in product(*(factor.levels.items() for factor in self.factors)):
             if len(self.factors) == 1:
                 name = levels[0][0]
@@ -171,8 +256,9 @@ class Experiment(Declared):
     def claims(self) -> list[dict[str, Any]]:
         """The hypotheses by the names that their arms go by."""
         return [
-            one.model_dump() | {"arm": self.arm_name(one.arm), "versus": one.versus and self.arm_name(one.versus)}
-            for one in self.hypotheses
+            claim.model_dump()
+            | {"arm": self.arm_name(claim.arm), "versus": claim.versus and self.arm_name(claim.versus)}
+            for claim in self.hypotheses
         ]
 
     def stages(self) -> list[str]:
@@ -207,3 +293,27 @@ def _without_place(source: str | None) -> str | None:
     if source is None or not (PurePath(source).is_absolute() or source.endswith(FILE_ENDINGS)):
         return source
     return PurePath(source).name
+
+
+def merge_equal(arms: Sequence[Arm]) -> list[Arm]:
+    """Keep the first of arms with equal configs; the others' names are noted on it."""
+    kept: dict[str, Arm] = {}
+    for arm in arms:
+        text = arm.config.model_dump_json()
+        first = kept.get(text)
+        kept[text] = arm if first is None else replace(first, merged=(*first.merged, arm.name))
+    return list(kept.values())
+
+
+def changed_settings(base: BaseModel, config: BaseModel, prefix: str = "") -> Changes:
+    """The settings in which `config` differs from `base`, by dotted name, with their new values."""
+    found: Changes = {}
+    for name in type(base).model_fields:
+        before, after = getattr(base, name), getattr(config, name)
+        if before == after:
+            continue
+        if isinstance(before, BaseModel) and isinstance(after, BaseModel):
+            found |= changed_settings(before, after, f"{prefix}{name}.")
+        else:
+            found[f"{prefix}{name}"] = after.model_dump() if isinstance(after, BaseModel) else after
+    return found

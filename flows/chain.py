@@ -29,9 +29,9 @@ from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.readiness.verdict import verdict_tags
 from rmcore.reporting.html.blocks import Block, markdown
-from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import run_note, verdict_note
 from rmcore.reporting.html.page import write_block_report
+from rmcore.reporting.runs import write_index
 from rmcore.stages.results import figures, run_key
 from tasks.checkpoints import given_checkpoint, trained_key
 from tasks.model_versions import confirmation_tags

@@ -15,8 +15,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from experiments.library import SHIPPED, Chosen, load_experiment, restrict
-from experiments.optimizers import with_control
+from experiments.library import Chosen, load_experiment, restrict
+from experiments.shipped import SHIPPED, with_control
 from experiments.sizes import Size
 from flows.cli_common import prefect_in_use, prepare_terminal, print_how_to_see, say_start
 from flows.cli_runs import named_runs, run_names, wide_console
@@ -31,9 +31,9 @@ from rmcore.core.metrics import metric_spec
 from rmcore.core.store import Store, flatten
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.arms import COLOURS
 from rmcore.reporting.figures.claims import claimed, measured
 from rmcore.reporting.figures.numbers import estimate
+from rmcore.reporting.figures.style import SERIES_COLOURS
 from rmcore.reporting.html.cards import headline_cards, metric_texts
 from rmcore.reporting.runs import Run, find_run, short_names
 from rmcore.study.plan import Cell, CellPlan, total_seconds
@@ -308,8 +308,8 @@ def compare_runs(names: Sequence[str], out: Path | None) -> None:
     Raises:
         ConfigError: a name is unknown or may be several, one run is named twice, or a record is not the pipeline's.
     """
-    if not 2 <= len(names) <= len(COLOURS):
-        raise ConfigError(f"{len(names)} run(s) named: name 2 to {len(COLOURS)}, as `rm-opt runs` lists them.")
+    if not 2 <= len(names) <= len(SERIES_COLOURS):
+        raise ConfigError(f"{len(names)} run(s) named: name 2 to {len(SERIES_COLOURS)}, as `rm-opt runs` lists them.")
     known = named_runs()
     short = short_names([run.name for run in known])
     runs: dict[str, Run] = {}
@@ -407,8 +407,8 @@ def _artifact(run: Run, stage: str) -> Path:
 
 
 def _draw(runs: Mapping[str, Run], out: Path) -> None:
-    from rmcore.reporting.figures.runs import runs_figure  # here: matplotlib, which few commands need
     from rmcore.reporting.figures.style import save
+    from rmcore.reporting.figures.training import runs_figure  # here: matplotlib, which few commands need
 
     histories = {name: read_json_lines(_artifact(run, "train") / METRICS_FILE) for name, run in runs.items()}
     gone = [name for name, history in histories.items() if not history]

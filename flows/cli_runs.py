@@ -24,7 +24,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.hardware import money, price_per_hour
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.runs import INDEX, RECORD, Run, find_run, list_runs, read_runs, short_names
+from rmcore.reporting.runs import INDEX, RECORD, Run, find_run, list_runs, read_runs, short_names, write_index
 from tasks.home import configure_environment, home
 
 if TYPE_CHECKING:
@@ -280,8 +280,6 @@ def _has_old_index() -> bool:
 
 
 def _indexed() -> list[Run]:
-    from rmcore.reporting.html.index import write_index  # here: jinja2, which few commands need
-
     return write_index(home() / "reports")
 
 

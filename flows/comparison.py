@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 from experiments.library import Chosen, load_experiment, restrict
-from experiments.optimizers import with_control
 from experiments.schema import Experiment
+from experiments.shipped import with_control
 from experiments.sizes import Size
 from flows.cli_experiment import run_matrix
 from rmcore.core.errors import ConfigError

@@ -21,9 +21,9 @@ from prefect.exceptions import TerminationSignal
 from prefect.task_runners import ThreadPoolTaskRunner
 from pydantic import Field
 
-from experiments.arms import Arm, shown_changes
-from experiments.library import SHIPPED, Chosen, load_experiment, restrict
-from experiments.schema import Experiment
+from experiments.library import Chosen, load_experiment, restrict
+from experiments.schema import Arm, Experiment, changed_settings
+from experiments.shipped import SHIPPED
 from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
@@ -60,8 +60,8 @@ from rmcore.reporting.figures.arms import declared_colours
 from rmcore.reporting.figures.claims import tally, verdict_words
 from rmcore.reporting.figures.experiment import draw_experiment
 from rmcore.reporting.html.experiment import experiment_markdown, write_experiment_report
-from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import experiment_note, numbers_line, run_note
+from rmcore.reporting.runs import write_index
 from rmcore.reporting.schema import Metric
 from rmcore.stages.results import artifact_seconds, environment, read_json, run_key
 from rmcore.study.analysis import Cells, arm_bands, arm_metrics
@@ -397,7 +397,7 @@ def _arm(arm: Arm, declared: Experiment, control: str, measured: Cells) -> ArmRe
     return {
         "name": arm.name,
         "is_control": arm.name == control,
-        "changes": shown_changes(base, arm.config),
+        "changes": changed_settings(base, arm.config),
         "merged": list(arm.merged),
         "metrics": metrics,
         "bands": arm_bands(metrics),

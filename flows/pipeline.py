@@ -35,11 +35,9 @@ from rmcore.core.progress import below_the_echo, progress_bar
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.readiness.verdict import verdict_tags
-from rmcore.reporting.html.html import write_report
-from rmcore.reporting.html.index import write_index
 from rmcore.reporting.html.note import RUN_FILES, linked, numbers_line, verdict_note
-from rmcore.reporting.html.summary import summary_markdown
-from rmcore.reporting.runs import KEY_DIGITS, list_runs
+from rmcore.reporting.html.report import summary_markdown, write_report
+from rmcore.reporting.runs import KEY_DIGITS, list_runs, write_index
 from rmcore.reporting.schema import Results
 from rmcore.stages.order import drawn, only_starts_reward_model, pipeline_stages, request, resolve
 from rmcore.stages.results import figures, gather_results, read_json, run_key

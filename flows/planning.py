@@ -10,8 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from experiments.arms import Arm
-from experiments.schema import Experiment
+from experiments.schema import Arm, Experiment
 from flows.requirements import require_answers, require_run
 from rmcore.config.data import GOLD
 from rmcore.config.model import FROM_POLICY

@@ -30,9 +30,7 @@ print(json.dumps([[importlib.import_module(name) and list(sys.modules) for name 
                   for step in json.loads(sys.argv[1])]))
 """
 """Imports one module after the other; all that is imported after each step."""
-CACHED_RUN = [
-    *("rmcore.stages.order", "rmcore.core.store", "rmcore.reporting.html.html", "rmcore.reporting.html.summary")
-]
+CACHED_RUN = ["rmcore.stages.order", "rmcore.core.store", "rmcore.reporting.html.report"]
 TRAINING = ["rmcore.training.loop", "rmcore.models.reward_model", "rmcore.models.lora", "rmcore.training.saving"]
 ON_A_TRAINING_NODE = {
     *("torch", "transformers", "peft", "pydantic", "safetensors", "huggingface-hub"),

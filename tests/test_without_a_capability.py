@@ -29,7 +29,7 @@ sys.exit(pytest.main(["-n", "0", "-q", "-p", "no:cacheprovider", "-m", "not slow
 """
 TESTS = (
     *("tests/rmcore/config", "tests/rmcore/stages/test_optional_stages.py"),
-    *("tests/rmcore/stages/test_readiness_stage.py", "tests/rmcore/reporting/html/test_html.py"),
+    *("tests/rmcore/stages/test_readiness_stage.py", "tests/rmcore/reporting/test_report.py"),
     *("tests/experiments/test_schema.py", "tests/rmcore/study/test_estimates.py"),
 )
 

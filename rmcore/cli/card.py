@@ -13,9 +13,7 @@ from rmcore.cli.train import SETTINGS_FILE
 from rmcore.core.files import read_object
 from rmcore.core.hub import ALIASES, is_hub_name
 from rmcore.core.manifests import MANIFEST
-from rmcore.reporting.card.evidence import GOLD, Found, Judgement, highest, public_name
-from rmcore.reporting.card.limits import limits
-from rmcore.reporting.card.text import NOT_STATED, Markdown, shown
+from rmcore.reporting.card import GOLD, Evidence, Judgement, Markdown, highest, limits, public_name, shown
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.blocks import Block, Table, markdown
 from rmcore.reporting.html.page import date
@@ -28,6 +26,7 @@ if TYPE_CHECKING:
     from rmcore.models.reward_model import BradleyTerryRM
 
 BEST = "best"
+NOT_STATED = "not stated"
 OWN_KEY = "rm_optimizer"
 """Key of the metadata under which a card says of which weights it is, and what the verdict was."""
 TERMS = ("label_smoothing", "regularization_lambda", "margin_regularization", "centering")
@@ -110,7 +109,12 @@ def find_origin(folder: Path) -> Origin:
 
 
 def make_card(
-    origin: Origin, rm: "BradleyTerryRM", digest: str, found: Sequence[Found], license_id: str | None, repository: str
+    origin: Origin,
+    rm: "BradleyTerryRM",
+    digest: str,
+    found: Sequence[Evidence],
+    license_id: str | None,
+    repository: str,
 ) -> "ModelCard":
     """Make the card of the model `rm`, whose files have the `digest`: metadata, then a page.
 

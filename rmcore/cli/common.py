@@ -13,7 +13,7 @@ from rich.table import Table
 
 from rmcore.core.files import write_json
 from rmcore.core.printing import printable, printable_lines
-from rmcore.reporting.html.blocks import Block, shown
+from rmcore.reporting.html.blocks import Block, cell_text
 from rmcore.reporting.html.cards import metric_texts
 
 PIPED_WIDTH = 160
@@ -66,7 +66,7 @@ def print_block(block: Block, *, is_whole: bool = False) -> None:
                 print(f"\n{printable(one.title)}")
             table = Table(*map(escape, one.headings), show_header=any(one.headings))
             for row in one.rows:
-                table.add_row(*(printable_lines(escape(shown(cell, bool(one.title)))) for cell in row))
+                table.add_row(*(printable_lines(escape(cell_text(cell, bool(one.title)))) for cell in row))
             console.print(table)
     for finding in block.findings:
         print(printable_lines(finding))

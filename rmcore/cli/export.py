@@ -15,7 +15,7 @@ from rmcore.core.files import atomic_folder
 if TYPE_CHECKING:
     from rmcore.core.arrays import FloatArray
     from rmcore.models.reward_model import BradleyTerryRM
-    from rmcore.reporting.card.evidence import Found
+    from rmcore.reporting.card import Evidence
 
 
 class Dtype(StrEnum):
@@ -89,7 +89,7 @@ def export(
     from rmcore.models.lora import ADAPTER_FOLDER
     from rmcore.models.reward_model import BradleyTerryRM
     from rmcore.models.seal import checkpoint_digest
-    from rmcore.reporting.card.evidence import highest
+    from rmcore.reporting.card import highest
     from rmcore.reporting.verdict_style import VERDICT_STYLES
 
     folder = Path(checkpoint).expanduser().resolve()
@@ -121,7 +121,9 @@ def export(
         print(f"pushed      {there.id} ({'public' if public else 'private'}): {upload(out, there)}")
 
 
-def _read(evidence: Sequence[Path], own: Sequence[tuple[Mapping[str, Any], str]], digest: str | None) -> "list[Found]":
+def _read(
+    evidence: Sequence[Path], own: Sequence[tuple[Mapping[str, Any], str]], digest: str | None
+) -> "list[Evidence]":
     """Read what measurements tell of this checkpoint; say where a file does not tell which one it is about.
 
     Raises:
@@ -129,7 +131,7 @@ def _read(evidence: Sequence[Path], own: Sequence[tuple[Mapping[str, Any], str]]
         DataError: a file cannot be read, or holds nothing that a card tells.
     """
     from rmcore.core.files import read_object
-    from rmcore.reporting.card.evidence import read_evidence
+    from rmcore.reporting.card import read_evidence
 
     records = []
     for path in evidence:

@@ -1,7 +1,7 @@
 """Reading a training run: a table of symptoms, and the gate before scaling up.
 
 Logged numbers are noisy, so symptoms are judged on means over thirds of the run rather than on single points. The
-thresholds are this module's own reading of "falls", "stuck" and "oscillates" and stand below, named.
+thresholds are this module's own reading of "falls", "stuck" and "oscillates", named below.
 """
 
 import math
@@ -57,8 +57,8 @@ def diagnose(history: Sequence[Mapping[str, Any]]) -> list[Diagnosis]:
         Empty where nothing is seen or the history is too short to tell (three points of a metric; two evaluations for
         a reversed model, six for oscillation).
     """
-    found = (_exploding(history), _reversed(history), _overfitting(history), _stuck(history), _oscillating(history))
-    return [diagnosis for diagnosis in found if diagnosis is not None]
+    symptoms = (_exploding(history), _reversed(history), _overfitting(history), _stuck(history), _oscillating(history))
+    return [diagnosis for diagnosis in symptoms if diagnosis is not None]
 
 
 def _series(history: Sequence[Mapping[str, Any]], name: str) -> list[tuple[int, float]]:
@@ -285,8 +285,8 @@ def diagnose_outcome(
         test: held-out metrics with their intervals; `accuracy_over_baseline` and `pairwise_accuracy` are read.
         truncation: by split {"num_cut_sides", "num_pairs"}.
     """
-    found = (_undertrained(history), _no_better_than_length(test), _many_cut(truncation))
-    return [diagnosis for diagnosis in found if diagnosis is not None]
+    symptoms = (_undertrained(history), _no_better_than_length(test), _many_cut(truncation))
+    return [diagnosis for diagnosis in symptoms if diagnosis is not None]
 
 
 def _undertrained(history: Sequence[Mapping[str, Any]]) -> Diagnosis | None:

@@ -207,9 +207,9 @@ def _auc(grades: GradesOf) -> _Statistic:
     first = np.flatnonzero(np.append(True, said[1:] != said[:-1]))
 
     def compute(weights: FloatArray) -> FloatArray:
-        own = weights[:, prompts]  # (B, M)
-        bad = np.add.reduceat(own * ~positive, first, axis=1)
-        good = np.add.reduceat(own * positive, first, axis=1)
+        drawn = weights[:, prompts]  # (B, M)
+        bad = np.add.reduceat(drawn * ~positive, first, axis=1)
+        good = np.add.reduceat(drawn * positive, first, axis=1)
         below = np.cumsum(bad, axis=1) - bad
         return ratio((good * (below + bad / 2)).sum(1), good.sum(1) * bad.sum(1))
 

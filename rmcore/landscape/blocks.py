@@ -184,4 +184,10 @@ SHOWN = Shown(
     after="margins",
     name="Curvature",
     captions={"eigenvalues": "Curvature of the loss at the trained weights along its extreme directions."},
+    words={
+        "Hessian, eigenvalue": "the matrix of second derivatives of the loss, its curvature around the trained "
+        "weights; an eigenvalue λ is the curvature along one direction. Large: sharp; negative: the loss bends down, "
+        "so no minimum",
+        "trace": "sum of all eigenvalues; a single eigenvalue can be large while the trace is near zero",
+    },
 )

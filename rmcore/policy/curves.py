@@ -6,8 +6,8 @@ from typing import Any
 
 from rmcore.policy.overoptimization import METHODS, overoptimization
 from rmcore.policy.sampling.samples import pools, read_samples
-from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.style import save
+from rmcore.reporting.html.policy import overoptimization_figure
 
 
 def curves_of_file(

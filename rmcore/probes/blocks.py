@@ -4,9 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.blocks import Block, Named, Shown, Table
-from rmcore.reporting.html.mistakes import SIDES
-from rmcore.reporting.html.page import shorten
+from rmcore.reporting.html.blocks import Block, Named, Shown, Table, shorten
+from rmcore.reporting.html.cards import SIDES
 
 TITLE = "Probes: edits of answers that must not pay"
 RESULTS = {"violated": "✗ violated", "holds": "✓ holds"}

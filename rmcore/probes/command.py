@@ -65,7 +65,7 @@ def probe(
     from rmcore.probes.effects import explain_mistakes
     from rmcore.probes.measure import probe as measure
     from rmcore.probes.rules import find_rules
-    from rmcore.reporting.html.mistakes import mistakes_block
+    from rmcore.reporting.html.cards import mistakes_block
 
     if (repair is None) != (repair_data is None):
         raise ConfigError(

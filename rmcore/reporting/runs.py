@@ -1,9 +1,8 @@
-"""The runs of a home, read from the records next to the reports: no server and no database is needed."""
+"""The runs of a home, read from the records next to the reports without any server, and the page that lists them."""
 
 import json
 import os
 import re
-import stat
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -11,10 +10,13 @@ from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from rmcore.core.errors import ConfigError
+from rmcore.core.files import exclusive, write_text
+from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.claims import tally
 from rmcore.reporting.verdict_style import VERDICT_STYLES, VerdictStyle
 
@@ -27,77 +29,57 @@ KEY = re.compile(r"-[0-9a-f]{12}$")
 KEY_DIGITS = 4
 """How many of them are shown."""
 OPEN = VerdictStyle("open", "?")
-MOST_BYTES = 2**27
-"""A record that is larger is not read: those of studies with hundreds of cells have a few MB."""
-YEARS = range(1971, 9000)
-"""Years of a moment that every time zone can show."""
+OWNER_ONLY = 0o600
 
 
-def _whole(text: str) -> str:
-    """The text, where every character of it can be written: JSON can escape half of one."""
-    text.encode()
-    return text
-
-
-Number = Annotated[float, Field(allow_inf_nan=False)] | None
-Text = Annotated[str, AfterValidator(_whole)]
-
-
-class _Part(BaseModel):
-    """A part of a record: what is said here of a field is checked and kept, other fields may be anything."""
-
-    model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _Verdict(_Part):
-    status: Text = ""
-    headline: Text = ""
+class _Verdict(BaseModel):
+    status: str = ""
+    headline: str = ""
     rung: Annotated[int, Field(ge=1, le=4)] | None = None
 
 
-class _Accuracy(_Part):
-    value: Number = None
-    ci_low: Number = None
-    ci_high: Number = None
+class _Accuracy(BaseModel):
+    value: float | None = None
+    ci_low: float | None = None
+    ci_high: float | None = None
 
 
-class _Metrics(_Part):
+class _Metrics(BaseModel):
     pairwise_accuracy: _Accuracy | None = None
 
 
-class _Claim(_Part):
-    verdict: Text
+class _Claim(BaseModel):
+    verdict: str
 
 
-class _Stage(_Part):
+class _Stage(BaseModel):
     name: str | None = None
     key: str | None = None
-    device_seconds: Number = None
+    device_seconds: float | None = None
 
 
-class _Cost(_Part):
-    device_seconds: Number = None
+class _Cost(BaseModel):
+    device_seconds: float | None = None
 
 
-class _Record(_Part):
-    """The fields that are shown of a run, or read to find it."""
+class _Record(BaseModel):
+    """The fields that are shown of a run, or read to find it; a record may hold anything else."""
 
     created: str | None = None
-    verdict: _Verdict | Text | None = None
-    headline: Text | None = None
-    hypotheses: list[_Claim] = []
+    verdict: _Verdict | str | None = None
+    headline: str | None = None
+    hypotheses: list[_Claim] | None = None
     metrics: _Metrics | list[Any] | None = None
-    stages: list[_Stage] = []
+    stages: list[_Stage] | None = None
     cost: _Cost | None = None
     config: dict[str, Any] = {}
-    environment: _Part = _Part()
 
 
 class _Read(NamedTuple):
     """The fields of a record that are shown, or why it cannot be read."""
 
     finished: datetime
-    found: _Record = _Record()
+    record: _Record = _Record()
     problem: str | None = None
 
 
@@ -105,7 +87,7 @@ class _Read(NamedTuple):
 class Run:
     """One finished run: of the pipeline, of an experiment, or of a flow about a policy.
 
-    Its record is read when something of it is asked for.
+    Its record is read when a part of it is first used.
     """
 
     folder: Path
@@ -128,26 +110,18 @@ class Run:
     @property
     def config(self) -> Mapping[str, Any]:
         """Its settings; empty where it has none."""
-        return self._read.found.config
+        return self._read.record.config
 
     @property
     def stage_keys(self) -> Mapping[str, str]:
         """The keys of its stages' artifacts by name."""
-        return {stage.name: stage.key for stage in self._read.found.stages if stage.name and stage.key}
+        return {stage.name: stage.key for stage in self._read.record.stages or [] if stage.name and stage.key}
 
     @cached_property
     def record(self) -> Mapping[str, Any]:
-        """Everything that was found, read when it is first asked for; empty where the file cannot be read.
-
-        Raises:
-            ConfigError: a part of it that a list of runs does not show is damaged.
-        """
-        if self.problem is not None:
-            return {}
-        try:
-            return _whole_record(self.folder / RECORD)
-        except (OSError, ValueError, TypeError, RecursionError) as error:
-            raise ConfigError(f"{self.folder / RECORD} cannot be read ({error}): restore it, or run again.") from error
+        """The whole record; empty where it cannot be read."""
+        whole: Mapping[str, Any] = {} if self.problem else json.loads((self.folder / RECORD).read_bytes())
+        return whole
 
     @property
     def name(self) -> str:
@@ -157,8 +131,8 @@ class Run:
     @property
     def key(self) -> str:
         """First digits of the key of all that it computed; empty where its folder's name has none."""
-        found = KEY.search(self.name)
-        return "" if found is None else found.group()[1:]
+        match = KEY.search(self.name)
+        return "" if match is None else match.group()[1:]
 
     @property
     def report(self) -> Path | None:
@@ -174,53 +148,50 @@ class Run:
     @property
     def headline(self) -> str:
         """Its outcome in one sentence."""
-        found = self._read.found
+        record = self._read.record
         if self.problem is not None:
             return f"its record cannot be read: {self.problem}"
         if self._verdict is not None:
             return self._verdict.headline
-        if "hypotheses" in found.model_fields_set:
+        if record.hypotheses is not None:
             return self._tally
-        return str(found.verdict or found.headline or "no verdict: it measured, and judged nothing")
+        return str(record.verdict or record.headline or "no verdict: it measured, and judged nothing")
 
     @property
     def rung(self) -> str:
         """Evidence level of its verdict: "1 of 4", or empty."""
-        rung = None if self._verdict is None else self._verdict.rung
-        return "" if rung is None else f"{rung} of 4"
+        return f"{self._verdict.rung} of 4" if self._verdict is not None and self._verdict.rung else ""
 
     @property
     def status(self) -> str:
         """The verdict in a word or two: "not ready", or empty."""
         if self._verdict is not None:
             return self._verdict.status.replace("_", " ")
-        return self._tally if self._read.found.hypotheses else ""
+        return self._tally if self._read.record.hypotheses else ""
 
     @property
     def accuracy(self) -> Mapping[str, float | None] | None:
         """Held-out pairwise accuracy with its 95 % interval, None where it was not measured."""
-        metrics = self._read.found.metrics
-        found = metrics.pairwise_accuracy if isinstance(metrics, _Metrics) else None
-        return (
-            None if found is None or len(found.model_fields_set) < len(_Accuracy.model_fields) else found.model_dump()
-        )
+        metrics = self._read.record.metrics
+        accuracy = metrics.pairwise_accuracy if isinstance(metrics, _Metrics) else None
+        return None if accuracy is None else accuracy.model_dump()
 
     @property
     def device_seconds(self) -> float | None:
         """Seconds that its stages held the device when they were computed, cached ones too; None: unknown."""
-        found = self._read.found
-        if "cost" in found.model_fields_set and "stages" not in found.model_fields_set:
-            return None if found.cost is None else found.cost.device_seconds
-        known = [float(stage.device_seconds) for stage in found.stages if stage.device_seconds is not None]
+        record = self._read.record
+        if record.cost is not None and record.stages is None:
+            return record.cost.device_seconds
+        known = [stage.device_seconds for stage in record.stages or [] if stage.device_seconds is not None]
         return sum(known) if known else None
 
     @property
     def _verdict(self) -> _Verdict | None:
-        return self._read.found.verdict if isinstance(self._read.found.verdict, _Verdict) else None
+        return self._read.record.verdict if isinstance(self._read.record.verdict, _Verdict) else None
 
     @property
     def _tally(self) -> str:
-        return tally([claim.model_dump() for claim in self._read.found.hypotheses])
+        return tally([claim.model_dump() for claim in self._read.record.hypotheses or []])
 
 
 def read_runs(reports: Path) -> list[Run]:
@@ -233,10 +204,7 @@ def read_runs(reports: Path) -> list[Run]:
 
 def list_runs(reports: Path) -> list[Run]:
     """The runs of `read_runs` in no order, of which no record was read yet: to find one by its name."""
-    if not reports.is_dir():
-        return []
-    # Not by `glob`, which passes over a link that leads nowhere.
-    return [Run(folder) for folder in reports.iterdir() if os.path.lexists(folder / RECORD)]
+    return [Run(record.parent) for record in reports.glob(f"*/{RECORD}")]
 
 
 def _newest_first(runs: Iterable[Run]) -> list[Run]:
@@ -290,47 +258,49 @@ def _names(runs: Sequence[Run], most: int = 8) -> str:
 def _read(file: Path) -> _Read:
     finished = datetime.fromtimestamp(0, UTC)
     try:
-        state = file.lstat()
-        finished = _moment(datetime.fromtimestamp(state.st_mtime, UTC))
-        if not stat.S_ISREG(state.st_mode):
-            raise ValueError(f"{RECORD} is no file of its own, but a folder, a link or a device")
-        if state.st_size > MOST_BYTES:
-            raise ValueError(f"{RECORD} has {state.st_size} bytes, and no record of a run has more than {MOST_BYTES}")
-        found = _checked(file)
-        if found.created is not None:
-            finished = _moment(datetime.fromisoformat(found.created))
+        finished = datetime.fromtimestamp(file.stat().st_mtime, UTC)
+        record = _Record.model_validate_json(file.read_bytes())
+        if record.created is not None:
+            finished = datetime.fromisoformat(record.created).astimezone(UTC)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
-        place = ".".join(part for part in map(str, first["loc"]) if not part.startswith("_"))
-        return _Read(finished, problem=f"{place} is not as a run writes it: {first['msg']}")
-    except RecursionError:
-        return _Read(finished, problem="it is nested too deeply")
-    except (OSError, ValueError, TypeError, OverflowError) as error:
+        field = ".".join(part for part in map(str, first["loc"]) if not part.startswith("_"))
+        return _Read(finished, problem=f"{field or RECORD} is not as a run writes it: {first['msg']}")
+    except (OSError, ValueError, OverflowError) as error:
         return _Read(finished, problem=str(error))
-    return _Read(finished, found)
+    return _Read(finished, record)
 
 
-def _checked(file: Path) -> _Record:
-    """The fields of a record that are shown; nothing else of it is made an object of Python."""
-    try:
-        return _Record.model_validate_json(file.read_bytes())
-    except ValidationError:  # or JSON that only the standard library reads: half characters
-        return _Record.model_validate(_whole_record(file))
+def write_index(reports: Path) -> list[Run]:
+    """Rewrite the page of all finished runs below the folder `reports`; gives them, the newest first.
 
-
-def _whole_record(file: Path) -> dict[str, Any]:
-    record = json.loads(file.read_bytes())
-    if not isinstance(record, dict):
-        raise TypeError(f"it holds a {type(record).__name__}, not what a run found")
-    return record
-
-
-def _moment(time: datetime) -> datetime:
-    """The moment in UTC, which a record without a zone means.
-
-    Raises:
-        ValueError: not every time zone can show it.
+    Only its owner can read it, as all files there. Two runs that end at once take turns.
     """
-    if time.year not in YEARS:
-        raise ValueError(f"it is dated to the year {time.year}")
-    return (time if time.tzinfo else time.replace(tzinfo=UTC)).astimezone(UTC)
+    from rmcore.reporting.html.page import date, render_page  # here: jinja2, which few commands need
+
+    with exclusive(reports / ".index.lock"):
+        runs = read_runs(reports)
+        written = date(datetime.now(UTC).isoformat(timespec="seconds"))
+        text = render_page("index.html.j2", {"rows": [run_row(run) for run in runs], "written": written})
+        write_text(reports / INDEX, text, mode=OWNER_ONLY, durable=False)
+        os.utime(reports / INDEX)  # not older than the folder, which changed when the page took its name
+    return runs
+
+
+def run_row(run: Run) -> dict[str, Any]:
+    """Make a run's row of the page."""
+    accuracy, interval = numbers.estimate("pairwise_accuracy", run.accuracy, "share") if run.accuracy else ("", "")
+    target = run.report or run.folder / RECORD
+    name = os.fsencode(run.name)  # which need not be UTF-8, as the page is
+    return {
+        "name": name.decode(errors="replace"),
+        "address": f"./{quote(name)}/{target.name}",
+        "finished": run.finished.strftime("%Y-%m-%d %H:%M"),
+        "style": run.style,
+        "judged": bool(run.status),
+        "headline": run.headline,
+        "rung": run.rung,
+        "accuracy": accuracy,
+        "interval": interval,
+        "device_time": numbers.duration(run.device_seconds),
+    }

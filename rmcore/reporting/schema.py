@@ -60,7 +60,7 @@ class Metric(Interval):
 
 
 class ContextItem(Interval):
-    """One row of the accuracy figure, see rmcore.reporting.figures.context."""
+    """One row of the accuracy figure, see rmcore.reporting.figures.pairs."""
 
     name: str
     kind: Literal["model", "reference", "subset", "ood"]

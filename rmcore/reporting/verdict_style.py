@@ -3,8 +3,6 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from rmcore.reporting.schema import Verdict
-
 
 class VerdictStyle(NamedTuple):
     """How a verdict is shown: good (only from a policy's samples upwards), bad, or open."""
@@ -31,8 +29,3 @@ def check_result(check: Mapping[str, Any]) -> str:
     if check["passed"]:
         return "✓ pass"
     return "? undecided" if check.get("unclear") else "? missing" if check["value"] is None else "✗ fail"
-
-
-def verdict_style(verdict: Verdict) -> VerdictStyle:
-    """Look up the tone and sign of a verdict."""
-    return VERDICT_STYLES[verdict["status"]]

@@ -41,8 +41,8 @@ from rmcore.policy.stopping.pair_judges import (
     judge_in_turns,
     pair_judge_of,
 )
-from rmcore.reporting.figures.served import served_figure
 from rmcore.reporting.figures.style import save
+from rmcore.reporting.html.policy import served_figure
 from rmcore.stages.measurement import load_trained
 from rmcore.stages.prepared import FEWEST_PROMPTS, held_out_prompts, new_prompts, policy_place, seen_prompts
 from rmcore.stages.samples import answers

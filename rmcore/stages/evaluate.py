@@ -58,10 +58,12 @@ from rmcore.readiness.judged_answers import (
     rewards_of,
     write_judged_answers,
 )
-from rmcore.reporting.figures.calibration import reliability_diagram_figure
-from rmcore.reporting.figures.context import accuracy_in_context_figure
-from rmcore.reporting.figures.length import reward_by_length_figure
-from rmcore.reporting.figures.margins import margin_histogram_figure
+from rmcore.reporting.figures.pairs import (
+    accuracy_in_context_figure,
+    margin_histogram_figure,
+    reliability_diagram_figure,
+    reward_by_length_figure,
+)
 from rmcore.reporting.figures.style import save
 from rmcore.stages.measurement import load_trained
 from rmcore.stages.prepared import CEILING_FILE, observations_of, prompts_of_training
@@ -212,7 +214,7 @@ def draw(
 ) -> None:
     """Draw the evaluation figures into `folder`; `bins` are the table's `reliability_bins`."""
     drawn = {
-        "margin_histogram": margin_histogram_figure(table, negative_rate=card["negative_margin_rate"].to_dict()),
+        "margin_histogram": margin_histogram_figure(table, card["negative_margin_rate"].to_dict()),
         "reliability_diagram": reliability_diagram_figure(bins, card["ece_debiased"].to_dict()),
         "reward_by_length": reward_by_length_figure(table),
         "accuracy_in_context": accuracy_in_context_figure(context),

@@ -49,9 +49,8 @@ from rmcore.policy.policy_weights import load_weights
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, pair_judge_of
 from rmcore.policy.stopping.watch import CANDIDATES
-from rmcore.reporting.figures.rlhf import rlhf_curves_figure
 from rmcore.reporting.figures.style import save
-from rmcore.reporting.figures.watch import watch_figure
+from rmcore.reporting.html.rlhf import rlhf_curves_figure, watch_figure
 from rmcore.stages.measurement import load_trained
 from rmcore.stages.prepared import held_out_prompts, new_prompts, policy_place
 from rmcore.stages.samples import SAMPLES_FILE

@@ -34,8 +34,8 @@ from rmcore.policy.sampling.samples import pools
 from rmcore.policy.sampling.scored_samples import score_samples
 from rmcore.readiness.components import JudgedPools, gains_by_length, on_policy_parts
 from rmcore.readiness.judged_answers import TRAINED_ON
-from rmcore.reporting.figures.overoptimization import overoptimization_figure
 from rmcore.reporting.figures.style import save
+from rmcore.reporting.html.policy import overoptimization_figure
 from rmcore.stages.measurement import load_trained
 from rmcore.stages.prepared import NOT_KNOWN_OF, seen_by
 from rmcore.stages.samples import FEWEST, LEFT_OUT_FILE, SAMPLES_FILE, UNJUDGED_FILE

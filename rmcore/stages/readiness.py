@@ -25,8 +25,8 @@ from rmcore.readiness.judged_answers import ANSWERS_FILE, choose_among_judged, s
 from rmcore.readiness.logged_answers import logged_answers, logged_table
 from rmcore.readiness.original_score import RLReadinessScorer
 from rmcore.readiness.verdict import verdict_on_labels
-from rmcore.reporting.figures.logged_answers import logged_answers_figure
 from rmcore.reporting.figures.style import save
+from rmcore.reporting.html.logged import logged_answers_figure
 from rmcore.stages.stages import CURVATURE, STAGES, ReadinessStage, ReadinessV2Stage
 
 

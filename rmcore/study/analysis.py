@@ -19,9 +19,6 @@ from rmcore.study.cells import ANSWER_METRICS, SHARES, Measured, prompt_scores
 
 Cells = Mapping[tuple[str, int], Measured]
 """Measured cells by arm and seed; a failed cell is absent."""
-ALPHA = 0.05
-"""Familywise error rate of an experiment's verdicts."""
-
 ACCURACY = "eval/test_pairwise_accuracy"
 """By which a training that collapsed is found, whatever is claimed."""
 LARGEST_LOG_RATIO = math.log(sys.float_info.max)
@@ -37,11 +34,6 @@ def arm_bands(metrics: Mapping[str, Metric]) -> dict[str, str]:
     return bands({name: entry["value"] for name, entry in metrics.items()})
 
 
-def resolve(hypotheses: Sequence[Mapping[str, Any]], control: str) -> list[dict[str, Any]]:
-    """Each claim with what its arm is compared with: `versus`, the control where that is None, nothing for a level."""
-    return [{**one, "versus": None if one["comparison"] == "level" else one["versus"] or control} for one in hypotheses]
-
-
 def judge_hypotheses(
     hypotheses: Sequence[Mapping[str, Any]], cells: Cells, seeds: Sequence[int], *, control: str
 ) -> list[HypothesisResult]:
@@ -53,41 +45,46 @@ def judge_hypotheses(
         seeds: the declared seeds, in order.
         control: what an arm is compared with where `versus` is None.
     """
-    resolved = resolve(hypotheses, control)
-    judged = {one["name"]: (_claim(one), _estimate(one, cells, seeds)) for one in resolved}
-    judgements = judge(judged, alpha=ALPHA)
-    return [_result(one, judged[one["name"]][1], judgements[one["name"]], cells, seeds) for one in resolved]
+    resolved = [
+        {**item, "versus": None if item["comparison"] == "level" else item["versus"] or control} for item in hypotheses
+    ]
+    judged = {item["name"]: (_claim(item), _estimate(item, cells, seeds)) for item in resolved}
+    judgements = judge(judged)
+    return [_result(item, judged[item["name"]][1], judgements[item["name"]], cells, seeds) for item in resolved]
 
 
-def _failed(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> str | None:
+def _failed(item: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> str | None:
     """That seeds failed which a claim needs; None where none did."""
-    arms = [arm for arm in (one["arm"], one["versus"]) if arm is not None]
+    arms = [arm for arm in (item["arm"], item["versus"]) if arm is not None]
     failed = sum(any((arm, seed) not in cells for arm in arms) for seed in seeds)
     return f"{failed} of {len(seeds)} declared seeds failed" if failed else None
 
 
 def _result(
-    one: Mapping[str, Any], estimate: Estimate, judgement: Judgement, cells: Cells, seeds: Sequence[int]
+    item: Mapping[str, Any], estimate: Estimate, judgement: Judgement, cells: Cells, seeds: Sequence[int]
 ) -> HypothesisResult:
-    low, high = _shown(one, *(estimate.interval(ALPHA) or (None, None)))
+    ends: list[float | None] = [estimate.value, estimate.ci_low, estimate.ci_high]
+    if item["comparison"] == "ratio":  # estimated as its logarithm
+        ends = [None if end is None else _exp(end) for end in ends]
+    value, low, high = ends
     return {
-        "name": one["name"],
-        "claim": one["claim"],
-        "metric": one["metric"],
-        "comparison": one["comparison"],
-        "arm": one["arm"],
-        "versus": one["versus"],
-        "direction": one["direction"],
-        "threshold": one["threshold"],
-        "value": _shown(one, estimate.value)[0],
+        "name": item["name"],
+        "claim": item["claim"],
+        "metric": item["metric"],
+        "comparison": item["comparison"],
+        "arm": item["arm"],
+        "versus": item["versus"],
+        "direction": item["direction"],
+        "threshold": item["threshold"],
+        "value": None if value is None or math.isnan(value) else value,
         "ci_low": low,
         "ci_high": high,
         "num_seeds": estimate.num_seeds,
         "num_prompts": None if estimate.num_prompts is None else round(estimate.num_prompts),
         "p": judgement.p,
         "p_holm": judgement.p_holm,
-        "sign_flip_p": _sign_flip(one, cells, seeds),
-        "smallest_detectable": _detectable(one, judgement.smallest_detectable),
+        "sign_flip_p": _sign_flip(item, cells, seeds),
+        "smallest_detectable": _detectable(item, judgement.smallest_detectable),
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "method": estimate.method,
@@ -95,28 +92,18 @@ def _result(
     }
 
 
-def _shown(one: Mapping[str, Any], *values: float | None) -> list[float | None]:
-    """Values as they are reported: ratios in place of their logarithms, levels of shares within [0, 1], no NaN."""
-    found = [None if value is None or math.isnan(value) else value for value in values]
-    if one["comparison"] == "ratio":
-        return [None if value is None else _exp(value) for value in found]
-    if one["comparison"] == "level" and one["metric"] in SHARES:
-        return [None if value is None else min(max(value, 0.0), 1.0) for value in found]
-    return found
+def _claim(item: Mapping[str, Any]) -> Claim:
+    ratio = item["comparison"] == "ratio"  # within 1.1 is between 1 / 1.1 and 1.1
+    threshold = math.log(item["threshold"]) if ratio else item["threshold"]
+    return Claim(item["name"], item["direction"], threshold)
 
 
-def _claim(one: Mapping[str, Any]) -> Claim:
-    ratio = one["comparison"] == "ratio"  # within 1.1 is between 1 / 1.1 and 1.1
-    threshold = math.log(one["threshold"]) if ratio else one["threshold"]
-    return Claim(one["name"], one["direction"], threshold)
-
-
-def _detectable(one: Mapping[str, Any], distance: float | None) -> float | None:
+def _detectable(item: Mapping[str, Any], distance: float | None) -> float | None:
     """In units of the metric; of a ratio, the distance of the ratio from its threshold on the claimed side."""
-    if distance is None or one["comparison"] != "ratio":
+    if distance is None or item["comparison"] != "ratio":
         return distance
-    ratio = _exp(-distance if one["direction"] == "below" else distance)
-    return None if ratio is None else abs(one["threshold"] * (ratio - 1))
+    ratio = _exp(-distance if item["direction"] == "below" else distance)
+    return None if ratio is None else abs(item["threshold"] * (ratio - 1))
 
 
 def _exp(log_ratio: float) -> float | None:
@@ -124,21 +111,21 @@ def _exp(log_ratio: float) -> float | None:
     return None if log_ratio > LARGEST_LOG_RATIO else math.exp(log_ratio)
 
 
-def _estimate(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> Estimate:
-    if failed := _failed(one, cells, seeds):
+def _estimate(item: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> Estimate:
+    if failed := _failed(item, cells, seeds):
         # Who survived may have survived because of what is asked: no verdict rests on the survivors.
         return _missing(failed)
-    if one["comparison"] == "level":
-        return _level(cells, one["arm"], seeds, one["metric"])
-    both = [(cells[one["arm"], seed], cells[one["versus"], seed]) for seed in seeds]
-    combined = [_combine(arm, versus, one["metric"], one["comparison"]) for arm, versus in both]
-    return _over_seeds(combined, both, len(seeds), one["metric"], one["comparison"])
+    if item["comparison"] == "level":
+        return _level(cells, item["arm"], seeds, item["metric"])
+    both = [(cells[item["arm"], seed], cells[item["versus"], seed]) for seed in seeds]
+    combined = [_combine(arm, versus, item["metric"], item["comparison"]) for arm, versus in both]
+    return _over_seeds(combined, both, len(seeds), item["metric"], item["comparison"])
 
 
 def _level(cells: Cells, arm: str, seeds: Sequence[int], metric: str) -> Estimate:
-    found = [cells[arm, seed] for seed in seeds if (arm, seed) in cells]
+    finished = [cells[arm, seed] for seed in seeds if (arm, seed) in cells]
     estimate = _over_seeds(
-        [cell.samples.get(metric) for cell in found], [(cell,) for cell in found], len(seeds), metric, "level"
+        [cell.samples.get(metric) for cell in finished], [(cell,) for cell in finished], len(seeds), metric, "level"
     )
     return _within_unit(estimate) if metric in SHARES else estimate
 
@@ -149,14 +136,8 @@ def _within_unit(estimate: Estimate) -> Estimate:
     A t interval knows no bounds, and the mean of debiased ECEs may come out slightly negative. P values and verdicts
     are those of the interval before.
     """
-
-    def inside(value: float | None) -> float | None:
-        return None if value is None else min(max(value, 0.0), 1.0)
-
-    if math.isnan(estimate.value):
-        return estimate
-    value = min(max(estimate.value, 0.0), 1.0)
-    return replace(estimate, value=value, ci_low=inside(estimate.ci_low), ci_high=inside(estimate.ci_high))
+    ends = {name: getattr(estimate, name) for name in ("value", "ci_low", "ci_high")}
+    return replace(estimate, **{name: min(max(end, 0.0), 1.0) for name, end in ends.items() if end is not None})
 
 
 def _combine(arm: Measured, versus: Measured, metric: str, comparison: str) -> SeedSample | None:
@@ -232,15 +213,15 @@ def _collapses(cells: Sequence[tuple[Measured, ...]]) -> tuple[str | None, list[
     condition, said = None, []
     for arm in dict.fromkeys(cell.arm for of_seed in cells for cell in of_seed):
         trained = [cell for of_seed in cells for cell in of_seed if cell.arm == arm and ACCURACY in cell.samples]
-        found = [cell.samples[ACCURACY] for cell in trained]
-        values = [one.value for one in found]
-        errors = [0.0 if one.replicates is None else float(np.nanstd(one.replicates)) for one in found]
-        for place in collapsed(values, errors):
+        samples = [cell.samples[ACCURACY] for cell in trained]
+        values = [sample.value for sample in samples]
+        errors = [0.0 if sample.replicates is None else float(np.nanstd(sample.replicates)) for sample in samples]
+        for position in collapsed(values, errors):
             condition = "if trainings collapse as often as here"
             said.append(
-                f"Seed {trained[place].seed} of {arm} collapsed (accuracy {100 * values[place]:.1f} %, the median of "
-                f"its seeds {100 * float(np.median(values)):.1f} %) and is in it: the interval assumes that trainings "
-                "collapse about as often as here, which so few seeds hardly show."
+                f"Seed {trained[position].seed} of {arm} collapsed (accuracy {100 * values[position]:.1f} %, the "
+                f"median of its seeds {100 * float(np.median(values)):.1f} %) and is in it: the interval assumes that "
+                "trainings collapse about as often as here, which so few seeds hardly show."
             )
     num_seeds = len(cells)
     if num_seeds > 1 and not said and all(ACCURACY in cell.samples for of_seed in cells for cell in of_seed):
@@ -267,22 +248,22 @@ def _metric(estimate: Estimate, num_declared: int) -> Metric:
     }
 
 
-def _sign_flip(one: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> float | None:
+def _sign_flip(item: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> float | None:
     """P over prompts that arm and versus do not differ: whole prompts change sides, the seeds being averaged.
 
     It says nothing about other seeds, so no verdict rests on it; None where pairs are not shared or have no scores.
     Seeds of which a cell failed are left out, as in the estimate.
     """
-    if one["comparison"] != "difference":
+    if item["comparison"] != "difference":
         return None
     totals: dict[tuple[str, int], float] = {}
     for seed in seeds:
-        arm, versus = cells.get((one["arm"], seed)), cells.get((one["versus"], seed))
+        arm, versus = cells.get((item["arm"], seed)), cells.get((item["versus"], seed))
         if arm is None or versus is None:
             continue
         if arm.test is None or versus.test is None or arm.prompts != versus.prompts:
             return None
-        ours, theirs = prompt_scores(arm.test, one["metric"]), prompt_scores(versus.test, one["metric"])
+        ours, theirs = prompt_scores(arm.test, item["metric"]), prompt_scores(versus.test, item["metric"])
         if ours is None or theirs is None:
             return None
         for prompt, difference in enumerate(ours - theirs):

@@ -106,8 +106,8 @@ def read_cell(
         samples[GAP] = gap
     answers = ""
     if any(name in ANSWER_METRICS for name in metrics):
-        found, answers = _of_answers(folders["evaluate"], metrics)
-        samples |= found
+        of_answers, answers = _of_answers(folders["evaluate"], metrics)
+        samples |= of_answers
     kept = _wanted(samples, metrics)
     gate = validation_gate(card["metrics"]["test"], card["metrics"]["train"]["pairwise_accuracy"]["value"])
     return Measured(arm, seed, kept, table, prompts, answers, history, gate, diagnose(history))
@@ -126,8 +126,8 @@ def _over_prompts(table: RewardTable, prompts: str) -> dict[str, SeedSample]:
     """Every metric of `TEST_METRICS` with its replicates; undefined ones are left out."""
     means = [mean for mean in pair_means(table) if mean.name in TEST_METRICS.values()]
     binned = BinnedCalibration(table.log_odds, table.prompt, table.num_prompts, NUM_BINS)
-    found = _bootstrap(table, means, prompts, binned)
-    return {metric: found[name] for metric, name in TEST_METRICS.items() if name in found}
+    samples = _bootstrap(table, means, prompts, binned)
+    return {metric: samples[name] for metric, name in TEST_METRICS.items() if name in samples}
 
 
 def _of_answers(folder: Path, metrics: Sequence[str]) -> tuple[dict[str, SeedSample], str]:
@@ -135,24 +135,22 @@ def _of_answers(folder: Path, metrics: Sequence[str]) -> tuple[dict[str, SeedSam
     answers, rewards = stored_judged_answers(folder)
     digest = make_key(answers.table[["prompt_id", "response", "strength"]].to_dict("list"))
     pools, judged = answers.pools(rewards), in_deviations(answers.pools(answers.table["strength"].to_numpy()))
-    found = {}
-    for name in metrics:
-        if name not in ANSWER_METRICS:
-            continue
-        n = ANSWER_METRICS[name]
-        own = [place for place, pool in enumerate(pools) if len(pool) > n]  # an opponent each, as for the win rate
-        if len(own) < MIN_PROMPTS:
+    samples = {}
+    for name, n in ((name, ANSWER_METRICS[name]) for name in metrics if name in ANSWER_METRICS):
+        # An opponent each, as for the win rate.
+        large = [(rewarded, strengths) for rewarded, strengths in zip(pools, judged, strict=True) if len(rewarded) > n]
+        if len(large) < MIN_PROMPTS:
             continue
         measure = win_rates if "win_rate" in name else gains
-        values, _ = measure([pools[place] for place in own], [judged[place] for place in own], n)
+        values, _ = measure([pool for pool, _ in large], [strengths for _, strengths in large], n)
 
         def mean(weights: FloatArray, values: FloatArray = values) -> dict[str, FloatArray]:
             return {"mean": weights @ values / weights.sum(axis=-1)}
 
         # Prompts are drawn alike in every cell that has the same answers.
-        drawn = cluster_bootstrap(mean, len(own), num_resamples=NUM_RESAMPLES, seed=int(digest[:15], 16))
-        found[name] = SeedSample(drawn.point["mean"], drawn.replicates.get("mean"), float(len(own)))
-    return found, digest
+        drawn = cluster_bootstrap(mean, len(large), num_resamples=NUM_RESAMPLES, seed=int(digest[:15], 16))
+        samples[name] = SeedSample(drawn.point["mean"], drawn.replicates.get("mean"), float(len(large)))
+    return samples, digest
 
 
 def _bootstrap(
@@ -207,15 +205,15 @@ def _gap(test: SeedSample | None, train: pd.DataFrame) -> SeedSample | None:
 
 
 def _summaries(folders: Mapping[str, Path], metrics: Sequence[str]) -> Mapping[str, SeedSample]:
-    """Metrics that stand in a stage's `summary.json` as they are."""
-    found = {}
+    """Metrics stored in a stage's `summary.json` as they are."""
+    samples = {}
     for name in metrics:
         stage = CELL_METRICS[name].stage
         if stage and stage != "evaluate" and stage in folders:
             value = json.loads((folders[stage] / "summary.json").read_text())["metrics"].get(name)
             if value is not None:
-                found[name] = SeedSample(float(value), None)
-    return found
+                samples[name] = SeedSample(float(value), None)
+    return samples
 
 
 def _training(
@@ -248,8 +246,8 @@ def first_reaching(history: Sequence[Mapping[str, Any]], target: float) -> tuple
 
 def prompt_scores(table: RewardTable, metric: str) -> FloatArray | None:
     """(C,) sum of the per-pair scores of each prompt, for the metrics that are means over pairs; else None."""
-    found = next((mean for mean in pair_means(table) if mean.name == TEST_METRICS.get(metric)), None)
-    if found is None:
+    mean = next((mean for mean in pair_means(table) if mean.name == TEST_METRICS.get(metric)), None)
+    if mean is None:
         return None
-    scores = np.bincount(table.prompt[found.mask], found.values[found.mask], minlength=table.num_prompts)
+    scores = np.bincount(table.prompt[mean.mask], mean.values[mean.mask], minlength=table.num_prompts)
     return scores.astype(np.float64)

@@ -78,11 +78,11 @@ class Estimates:
         trained = self._trained.get(kind(config), [])
         if stage == "train":
             return self._train_seconds(config, trained)
-        outcomes, own = {entry.digest for entry in trained}, stage_of(stage, config).settings[stage]
+        outcomes, settings = {entry.digest for entry in trained}, stage_of(stage, config).settings[stage]
         measured = self._newest(
             entry
             for entry in self._of(stage)
-            if entry.inputs["upstream"].get("train") in outcomes and entry.inputs["config"].get(stage) == own
+            if entry.inputs["upstream"].get("train") in outcomes and entry.inputs["config"].get(stage) == settings
         )
         return measured if measured is not None else self._from_probe(config, stage)
 
@@ -132,10 +132,10 @@ class Estimates:
     @cached_property
     def _trained(self) -> dict[str, list[Entry]]:
         """Finished trainings by kind, newest first."""
-        found: dict[str, list[Entry]] = {}
+        by_kind: dict[str, list[Entry]] = {}
         for entry in sorted(self._of("train"), key=lambda entry: entry.created, reverse=True):
-            found.setdefault(_kind(entry.inputs["config"]), []).append(entry)
-        return found
+            by_kind.setdefault(_kind(entry.inputs["config"]), []).append(entry)
+        return by_kind
 
 
 def _read_record(entry: Entry) -> dict[str, Any] | None:
@@ -148,5 +148,5 @@ def _read_record(entry: Entry) -> dict[str, Any] | None:
 
 
 def _same_source(entry: Entry, config: PipelineConfig) -> bool:
-    own = stage_of("prepare", config).settings["data"]["source"]
-    return bool(own == entry.inputs["config"]["data"]["source"])
+    source = stage_of("prepare", config).settings["data"]["source"]
+    return bool(source == entry.inputs["config"]["data"]["source"])

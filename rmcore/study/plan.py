@@ -85,7 +85,7 @@ class Planner:
 
     store: Store
     estimates: Estimates
-    elsewhere: Callable[[str, str], str | None] = lambda stage, key: None
+    shared_digest: Callable[[str, str], str | None] = lambda stage, key: None
     """Digest of an artifact, by stage and key, that other machines have and this one takes; None: they have not."""
     _checked: dict[tuple[str, str], ArtifactStatus] = field(default_factory=dict)
     _seen: dict[str, list[Seen]] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Planner:
         if status.state == "valid":
             ref = self.store.ref(name, key)
             return StagePlan(name, ref, key, "", 0.0), ref
-        digest = self.elsewhere(name, key)
+        digest = self.shared_digest(name, key)
         if digest is not None:
             ref = ArtifactRef(name, key, "", digest)  # what follows is keyed by its content alone
             return StagePlan(name, None, key, "taken from the shared store", 0.0, is_shared=True), ref
@@ -142,9 +142,9 @@ class Planner:
         differing.pop("config.seed", None)  # each seed is a cell of its own, and says so
         if not differing:
             return f"differs from {close.key[:12]} in its seed alone"
-        shown = [f"{place} {_value(before)} -> {_value(now)}" for place, (before, now) in differing.items()]
-        more = len(shown) - SHOWN_DIFFERENCES
-        listed = ", ".join(shown[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
+        changes = [f"{setting} {_value(before)} -> {_value(now)}" for setting, (before, now) in differing.items()]
+        more = len(changes) - SHOWN_DIFFERENCES
+        listed = ", ".join(changes[:SHOWN_DIFFERENCES]) + (f" and {more} more" if more > 0 else "")
         return f"differs from {close.key[:12]} in {listed}"
 
 

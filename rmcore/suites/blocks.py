@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from rmcore.reporting.card.hub_result import ROUNDED, hub_result
 from rmcore.reporting.figures import numbers, style
-from rmcore.reporting.html.blocks import Block, Shown, Table
+from rmcore.reporting.html.blocks import ROUNDED, Block, Shown, Table, hub_result
 
 if TYPE_CHECKING:
     from huggingface_hub import EvalResult

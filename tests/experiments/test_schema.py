@@ -55,21 +55,11 @@ def test_a_grid_has_every_combination_of_levels():
 
 
 def test_a_grid_of_more_arms_than_can_be_listed_is_refused():
-    settings = (
-        "lr",
-        "weight_decay",
-        "adam_beta2",
-        "label_smoothing",
-        "clip",
-        "centering",
-        "regularization_lambda",
-        "margin_regularization",
-    )
     factors = [
         {"name": name, "levels": {str(level): {f"train.{name}": level / 100} for level in range(1, 31)}}
-        for name in settings
+        for name in ("lr", "weight_decay", "label_smoothing", "clip")
     ]
-    with pytest.raises(ValidationError, match=r"make 656,100,000,000 arms"):
+    with pytest.raises(ValidationError, match=r"make 810,000 arms"):
         declare(factors=factors, control="base", hypotheses=[])
 
 
@@ -225,22 +215,13 @@ def digest(changes):
     return make_key(declare(**(ON_FILE | changes)).frozen())
 
 
-@pytest.mark.parametrize("changes", NOT_REGISTERED.values(), ids=NOT_REGISTERED.keys())
-def test_what_decides_no_verdict_is_not_registered(changes):
-    assert digest(changes) == digest({})
-
-
-@pytest.mark.parametrize("changes", REGISTERED.values(), ids=REGISTERED.keys())
-def test_what_decides_a_verdict_is_registered(changes):
-    assert digest(changes) != digest({})
-
-
-def test_the_owner_of_a_hub_data_set_is_registered():
-    mine, theirs = ({"base": {"data": {"source": f"{owner}/shp"}}} for owner in ("mine", "theirs"))
+def test_what_decides_a_verdict_is_registered_and_nothing_else():
+    registered = digest({})
+    assert [name for name, changes in NOT_REGISTERED.items() if digest(changes) != registered] == []
+    assert [name for name, changes in REGISTERED.items() if digest(changes) == registered] == []
+    mine, theirs = ({"base": {"data": {"source": f"{owner}/shp"}}} for owner in ("mine", "theirs"))  # names of the hub
     assert digest(mine) != digest(theirs)
 
-
-def test_the_place_of_an_arms_own_file_is_not_registered():
     def factor(folder):
         return [{"name": "data", "levels": {"low": {}, "high": {"data.source": f"{folder}/b.parquet"}}}]
 

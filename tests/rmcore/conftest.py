@@ -73,7 +73,7 @@ def report_with(parse, tmp_path):
     """Write the report of a run with some parts of its record exchanged."""
 
     import report_sample  # here: most tests need none
-    from rmcore.reporting.html.html import write_report
+    from rmcore.reporting.html.report import write_report
 
     def render(**parts):
         out = write_report(report_sample.results() | parts, {}, tmp_path / "report.html")

@@ -16,10 +16,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import NO_INTERVAL, ONE_PROMPT, UNEVEN
 from rmcore.evaluation.verdicts.intervals import (
-    POWER,
     Component,
     PercentileInterval,
     TInterval,
@@ -82,13 +80,9 @@ class Estimate:
         """Two-sided p that the quantity equals the threshold: below alpha where `interval(alpha)` excludes it."""
         return self.spread.p_value(threshold) if self.spread else None
 
-    def smallest_detectable(self, *, alpha: float, power: float = POWER) -> float | None:
-        """Distance from a threshold that an experiment of this size and spread shows with the given power.
-
-        Raises:
-            ConfigError: not 0 < alpha < power < 1.
-        """
-        return smallest_detectable(self.spread.components, alpha=alpha, power=power) if self.spread else None
+    def smallest_detectable(self, alpha: float) -> float | None:
+        """Distance from a threshold that an experiment of this size and spread shows with a power of 80 %."""
+        return smallest_detectable(self.spread.components, alpha) if self.spread else None
 
 
 def estimate_over_seeds(samples: Sequence[SeedSample], *, num_prompts: float | None, prompts_shared: bool) -> Estimate:
@@ -110,21 +104,19 @@ def estimate_over_seeds(samples: Sequence[SeedSample], *, num_prompts: float | N
     observations (no training of three stopped early), and no interval is given.
 
     Args:
-        samples: one a seed, in any order.
+        samples: one a seed, in any order, their values finite; either all have replicates or none has.
         num_prompts: C, the prompts that carry each seed's replicates; None where the quantity has none.
         prompts_shared: whether all seeds were measured on the same prompts. Without replicates it does not matter.
 
-    Raises:
-        DataError: no samples, values that are not finite, or replicates that do not fit together.
-        ConfigError: replicates without num_prompts.
     Source:
         Zou and Donner 2008, Statistics in Medicine 27(10) (MOVER). Owen 2007, The pigeonhole bootstrap, Annals of
         Applied Statistics 1(2) (the three parts). Field and Welsh 2007, Bootstrapping clustered data, JRSS B 69(3) (own
         prompts). Miller 2024, Adding error bars to evals, arXiv:2411.00640 (prompts as clusters, paired differences).
     """
-    _check(samples, num_prompts, prompts_shared)
     # Seeds have no order, to the last digit.
-    ordered = sorted(samples, key=lambda one: (one.value, 0.0 if one.replicates is None else one.replicates.sum()))
+    ordered = sorted(
+        samples, key=lambda sample: (sample.value, 0.0 if sample.replicates is None else sample.replicates.sum())
+    )
     values = np.array([sample.value for sample in ordered])
     replicates = [sample.replicates for sample in ordered if sample.replicates is not None]
     # Own prompts need no replicates: their error is in the spread over seeds, except where there is one seed only.
@@ -210,27 +202,6 @@ def _limits(spread: TInterval | PercentileInterval) -> tuple[float, float] | str
 
 def _mean(values: FloatArray) -> float:
     return float(values.mean()) if np.ptp(values) else float(values[0])  # equal values keep their last digit
-
-
-def _check(samples: Sequence[SeedSample], num_prompts: float | None, prompts_shared: bool) -> None:
-    undefined = sum(not np.isfinite(sample.value) for sample in samples)
-    if not samples or undefined:
-        raise DataError(
-            f"estimate_over_seeds got {len(samples)} seeds, {undefined} of them with a value that is not finite: a "
-            "mean over seeds needs a defined number of each. Look for a failed run, or leave those seeds out."
-        )
-    lengths = [None if sample.replicates is None else len(sample.replicates) for sample in samples]
-    if (None in lengths and any(lengths)) or (prompts_shared and len(set(lengths)) > 1):
-        raise DataError(
-            f"estimate_over_seeds got seeds with {lengths} replicates over prompts (None: without): seeds can only be "
-            "combined where all of them have replicates or none, and equally many where they share prompts. Resample "
-            "every seed with the same call."
-        )
-    if any(lengths) and num_prompts is None:
-        raise ConfigError(
-            "estimate_over_seeds got replicates over prompts but num_prompts=None: the interval depends on how many "
-            "prompts there are. Pass the number of prompts that were resampled."
-        )
 
 
 def _method(num_seeds: int, num_prompts: float | None, *, shared: bool, resampled: bool) -> str:

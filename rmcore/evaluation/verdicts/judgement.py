@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from rmcore.core.errors import ConfigError
 from rmcore.evaluation.verdicts.estimate import Estimate
-from rmcore.evaluation.verdicts.intervals import POWER
 
 Direction = Literal["above", "below", "within"]
+ALPHA = 0.05
+"""Familywise error rate of wrong verdicts of an experiment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,45 +73,35 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return adjusted
 
 
-def judge(claims: Mapping[str, tuple[Claim, Estimate]], *, alpha: float = 0.05) -> dict[str, Judgement]:
+def judge(claims: Mapping[str, tuple[Claim, Estimate]]) -> dict[str, Judgement]:
     """Verdicts of all claims of an experiment, by name.
 
-    A claim is supported or refuted where its p value, after Holm over all claims given, is below alpha, by the side on
-    which its interval lies. The test is two-sided, because a claim may also turn out the other way round. A claim
+    A claim is supported or refuted where its p value, after Holm over all claims given, is below `ALPHA`, by the side
+    on which its interval lies. The test is two-sided, because a claim may also turn out the other way round. A claim
     without an interval stays inconclusive but counts among the k: it was registered.
 
     Args:
         claims: each claim with the estimate of its quantity.
-        alpha: familywise error rate of wrong verdicts.
-
-    Raises:
-        ConfigError: not 0 < alpha < 0.8, the power that smallest_detectable is for.
     """
-    if not 0 < alpha < POWER:
-        raise ConfigError(
-            f"judge got alpha={alpha:g}: an error rate is a share such as 0.05. Pass 0 < alpha < {POWER}."
-        )
     p_values = {name: claim.p_value(estimate) for name, (claim, estimate) in claims.items()}
     adjusted = dict(zip(p_values, holm([1.0 if p is None else p for p in p_values.values()]), strict=True))
     return {
-        name: _judgement(claim, estimate, p_values[name], adjusted[name], alpha, len(claims))
+        name: _judgement(claim, estimate, p_values[name], adjusted[name], len(claims))
         for name, (claim, estimate) in claims.items()
     }
 
 
-def _judgement(
-    claim: Claim, estimate: Estimate, p: float | None, p_holm: float, alpha: float, num_claims: int
-) -> Judgement:
+def _judgement(claim: Claim, estimate: Estimate, p: float | None, p_holm: float, num_claims: int) -> Judgement:
     if p is None:
         return Judgement("inconclusive", None, None, None, f"No interval: {estimate.reason}.")
-    detectable = estimate.smallest_detectable(alpha=alpha / num_claims)
-    seen = f"The {100 * (1 - alpha):g} % interval" + (f", {estimate.condition}," if estimate.condition else "")
+    detectable = estimate.smallest_detectable(ALPHA / num_claims)
+    seen = "The 95 % interval" + (f", {estimate.condition}," if estimate.condition else "")
     family = f"Holm's correction over {num_claims} hypotheses (p = {p_holm:.2g})"
     border = "an end of what is claimed" if claim.direction == "within" else "the threshold"
-    if p >= alpha:
+    if p >= ALPHA:
         return Judgement("inconclusive", p, p_holm, detectable, f"{seen} includes {border}.")
     excluded = f"{seen} lies {_side(claim, estimate.value)}"
-    if p_holm >= alpha:
+    if p_holm >= ALPHA:
         return Judgement("inconclusive", p, p_holm, detectable, f"{excluded}, but not after {family}.")
     reason = f"{excluded}, also after {family}." if num_claims > 1 else f"{excluded} (p = {p:.2g})."
     verdict: Literal["supported", "refuted"] = "supported" if claim.holds(estimate.value) else "refuted"

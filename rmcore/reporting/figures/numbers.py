@@ -123,11 +123,11 @@ def nothing_found(name: str, item: Mapping[str, Any]) -> tuple[str, str] | None:
 
     The second one is empty where there is no interval.
     """
-    shown = floored_item(name, item)
-    if not is_at_floor(name, shown["value"]):
+    kept = floored_item(name, item)
+    if not is_at_floor(name, kept["value"]):
         return None
-    high = shown["ci_high"]
-    return f"{shown['value']:.2f}", "" if high is None else f"upper end {decimal(high)}"
+    high = kept["ci_high"]
+    return f"{kept['value']:.2f}", "" if high is None else f"upper end {decimal(high)}"
 
 
 def estimate(name: str, item: Mapping[str, Any], unit: str, comparison: str = "level") -> tuple[str, str]:
@@ -137,11 +137,11 @@ def estimate(name: str, item: Mapping[str, Any], unit: str, comparison: str = "l
     """
     if comparison != "level":
         return text(item["value"], unit, comparison), interval(item, unit, comparison)
-    shown = floored_item(name, item)
-    return nothing_found(name, item) or (text(shown["value"], unit), interval({**item, **shown}, unit))
+    kept = floored_item(name, item)
+    return nothing_found(name, item) or (text(kept["value"], unit), interval({**item, **kept}, unit))
 
 
-def told(name: str, item: Mapping[str, Any], unit: str) -> str:
+def in_sentence(name: str, item: Mapping[str, Any], unit: str) -> str:
     """The value of a metric in a sentence: 71.2 %; where nothing was found, 0.00 (upper end 0.041)."""
     value, bounds = estimate(name, item, unit)
     return f"{value} ({bounds})" if bounds and nothing_found(name, item) else value
@@ -155,10 +155,10 @@ def with_interval(item: Mapping[str, Any], unit: str = "") -> str:
 
 def bound(item: Mapping[str, Any], end: str) -> float:
     """One end of an interval, or of a gain if no prompt is a disaster, to draw: NaN, which draws nothing, if none."""
-    found = item[end]
-    if found is None:
-        found = item.get(f"{end.removeprefix('ci_')}_if_no_disaster")
-    return float("nan") if found is None else float(found)
+    value = item[end]
+    if value is None:
+        value = item.get(f"{end.removeprefix('ci_')}_if_no_disaster")
+    return float("nan") if value is None else float(value)
 
 
 def duration(seconds: float | None) -> str:

@@ -22,6 +22,10 @@ DPI = 144
 BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 TITLE, LABEL, SMALL = 11.5, 10.0, 9.0
+SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
+"""Of arms and runs: Okabe and Ito's, then two of Tol's muted ones (personal.sron.nl/~pault)."""
+SERIES_MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
+_LONGEST_NAME = 26  # characters
 _BELOW_FLOOR = 0.13  # of an axis, so that marks at a floor are whole
 _CHARS_PER_INCH = 9.0  # of a bold title at TITLE points
 
@@ -70,9 +74,9 @@ def shared_legend(
     figure: "Figure", columns: int, *, side: str = "center", handles: Sequence[Any] | None = None
 ) -> None:
     """One legend below all panels, of what is labelled in them unless `handles` are given."""
-    place: Any = f"outside lower {side}"
+    location: Any = f"outside lower {side}"
     style: dict[str, Any] = {"ncols": columns, "fontsize": SMALL, "frameon": False, "labelcolor": INK}
-    figure.legend(handles=handles, loc=place, **style)
+    figure.legend(handles=handles, loc=location, **style)
 
 
 def key_line(label: str, *, color: str = INK, **look: Any) -> Any:
@@ -94,10 +98,10 @@ def name_rows(ax: "Axes", names: Sequence[str], bold: Collection[int] = ()) -> N
     ax.grid(visible=False, axis="y")
     ax.tick_params(axis="y", length=0)
     ax.set_yticks(range(len(names)), names, fontsize=SMALL, color=INK)
-    for place in bold:
-        ax.get_yticklabels()[place].set_fontweight("bold")
-    for place in range(len(names)):
-        ax.axhline(place, color=GRID, linewidth=0.6, zorder=0)
+    for row in bold:
+        ax.get_yticklabels()[row].set_fontweight("bold")
+    for row in range(len(names)):
+        ax.axhline(row, color=GRID, linewidth=0.6, zorder=0)
     ax.set_ylim(len(names) - 0.4, -0.6)
 
 
@@ -131,6 +135,11 @@ def note(ax: "Axes", message: str) -> None:
     ax.set_yticks([])
 
 
+def short(name: str, longest: int = _LONGEST_NAME) -> str:
+    """The name, its middle left out where it is long: names of one family often differ at the ends."""
+    return name if len(name) <= longest else f"{name[: longest // 2]}…{name[-(longest - longest // 2 - 1) :]}"
+
+
 def capital(label: str) -> str:
     """The label at the start of a sentence; its other capitals stay."""
     return f"{label[:1].upper()}{label[1:]}"
@@ -156,11 +165,11 @@ def unit_ticks(axis: "Axis", unit: str, comparison: str = "level") -> None:
     from matplotlib.ticker import FuncFormatter
 
     def text(value: float, _: int) -> str:
-        shown = 100 * value if unit in numbers.FRACTIONS and comparison != "ratio" else value
-        size = f"{abs(shown):,.10g}"
+        scaled = 100 * value if unit in numbers.FRACTIONS and comparison != "ratio" else value
+        size = f"{abs(scaled):,.10g}"
         if comparison == "difference":
-            return f"{numbers.sign(shown, size)}{size}"
-        return f"{'−' if shown < 0 else ''}{size}{'×' if comparison == 'ratio' else ''}"
+            return f"{numbers.sign(scaled, size)}{size}"
+        return f"{'−' if scaled < 0 else ''}{size}{'×' if comparison == 'ratio' else ''}"
 
     axis.set_major_formatter(FuncFormatter(text))
 

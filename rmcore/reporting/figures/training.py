@@ -1,4 +1,4 @@
-"""Training curves: loss, accuracy, margin, learning rate and gradient norm over optimizer steps."""
+"""Training curves over optimizer steps, of one run and of several."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,6 +17,9 @@ History = Sequence[Mapping[str, Any]]
 
 _SMOOTH_FROM = 60  # logged points from which the training line is smoothed
 _WIDE_RANGE = 100.0  # ratio of the largest to the 10th percentile from which an axis is logarithmic
+_RUN_LINES = ("-", "--", "-.", ":")
+_NAMED_RUNS = 3  # in the headline
+_LONGEST_NAME = 34  # characters, below the panels
 
 
 def training_curves_figure(history: History, *, best_step: int | None = None) -> Figure:
@@ -44,13 +47,13 @@ def training_curves_figure(history: History, *, best_step: int | None = None) ->
 
 def series(history: History, name: str) -> tuple[FloatArray, FloatArray]:
     """Steps and finite values of one metric, ordered by step; the last row of a step counts."""
-    found: dict[int, float] = {}
+    by_step: dict[int, float] = {}
     for row in history:
         value = numbers.finite(row["metrics"].get(name))
         if value is not None:
-            found[int(row["step"])] = value
-    steps = sorted(found)
-    return np.array(steps, dtype=np.float64), np.array([found[step] for step in steps], dtype=np.float64)
+            by_step[int(row["step"])] = value
+    steps = sorted(by_step)
+    return np.array(steps, dtype=np.float64), np.array([by_step[step] for step in steps], dtype=np.float64)
 
 
 def smoothing_window(num_points: int) -> int:
@@ -196,3 +199,56 @@ def _headline(history: History, best_step: int | None) -> str:
     if len(loss):
         return f"Training loss {numbers.decimal(loss[0])} → {numbers.decimal(loss[-1])} over {over}, without validation"
     return "Nothing was logged during training"
+
+
+def runs_figure(histories: Mapping[str, History]) -> Figure:
+    """Loss and accuracy on held-out pairs over optimizer steps, one colour, line and marker a run.
+
+    Left the training loss (of 60 points and more as a running mean) and the validation loss, right the validation
+    accuracy. A run that logged neither is in the legend alone.
+
+    Args:
+        histories: rows of metrics.jsonl by name of the run, no more than there are SERIES_COLOURS.
+    """
+    figure = style.new_figure(11.0, 4.9)
+    left, right = figure.subplots(1, 2)
+    most = max((len(series(history, "train/loss")[0]) for history in histories.values()), default=0)
+    window = smoothing_window(most)  # one for all: lines that are smoothed differently do not compare
+    handles, drawn = [], {"loss": 0, "accuracy": 0}
+    for place, (name, history) in enumerate(histories.items()):
+        colour, marker = style.SERIES_COLOURS[place], style.SERIES_MARKERS[place]
+        line: dict[str, Any] = {"color": colour, "linestyle": _RUN_LINES[place % len(_RUN_LINES)], "linewidth": 1.5}
+        handles.append(style.key_line(style.short(name, _LONGEST_NAME), marker=marker, **line))
+        steps, trained = series(history, "train/loss")
+        validated, accuracy = series(history, "eval/loss"), series(history, "eval/pairwise_accuracy")
+        left.plot(steps, running_mean(trained, window), **line)
+        right.plot(*accuracy, **line)
+        for ax, points in ((left, validated), (right, accuracy)):
+            ax.plot(*points, marker, color=colour, markersize=5, zorder=3)
+        drawn["loss"] += len(steps) + len(validated[0])
+        drawn["accuracy"] += len(accuracy[0])
+    averaged = f" (mean of {window} points)" if window > 1 else ""
+    style.dress(left, title=f"lines: training{averaged} · marks: validation", x="optimizer step", y="loss (nats)")
+    style.dress(right, title="validation pairs; dotted: guessing", x="optimizer step", y="pairwise accuracy")
+    if drawn["accuracy"]:
+        right.axhline(0.5, color=style.MUTED, linestyle=":", linewidth=1.2)
+        style.percent_ticks(right.yaxis)
+    for ax, (what, num_points) in zip((left, right), drawn.items(), strict=True):
+        if num_points:
+            style.whole_ticks(ax.xaxis)
+        else:
+            style.note(ax, f"no {what} was logged in these runs")
+    style.shared_legend(figure, min(3, len(handles)), handles=handles)
+    style.headline(figure, _runs_headline(histories))
+    return figure
+
+
+def _runs_headline(histories: Mapping[str, History]) -> str:
+    """How far the runs came on validation pairs, the best first."""
+    accuracies = {name: series(history, "eval/pairwise_accuracy")[1] for name, history in histories.items()}
+    reached = {name: float(values.max()) for name, values in accuracies.items() if len(values)}
+    if not reached:
+        return f"{len(histories)} runs, none of which was evaluated while it trained"
+    best, lower = sorted(reached, key=lambda name: -reached[name])[:_NAMED_RUNS], len(reached) - _NAMED_RUNS
+    named = ", ".join(f"{style.short(name, _LONGEST_NAME)} {numbers.percent(reached[name])}" for name in best)
+    return f"Highest validation accuracy: {named}{f' and {lower} lower' if lower > 0 else ''}"

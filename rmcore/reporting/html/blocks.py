@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from huggingface_hub import EvalResult
     from matplotlib.figure import Figure
 
+LONGEST_TEXT = 700
+"""Characters that are shown of a text of the data."""
+ROUNDED = "Measured with weights in bfloat16, the reward head in float32; rewards differ a little from the file's."
 _SPECIAL = re.compile(r"([\\`*_\[\]<>|#~])")
 
 
@@ -71,7 +74,7 @@ class Section(NamedTuple):
     block: Block
 
 
-Card = Callable[[Mapping[str, Any]], tuple[tuple[Block, ...], tuple["EvalResult", ...]]]
+CardParts = Callable[[Mapping[str, Any]], tuple[tuple[Block, ...], tuple["EvalResult", ...]]]
 """Makes a model card's sections of a record, and its results in the hub's form."""
 
 
@@ -91,12 +94,14 @@ class Shown(NamedTuple):
     is_folded: Callable[[Mapping[str, Any]], bool] = lambda record: True
     in_summary: bool = False
     """Whether the short summary of a run, for a terminal, has it, too."""
-    card: Card | None = None
+    card: CardParts | None = None
     """None: it is no evidence for a card."""
     key_of_command: str = ""
     """A key that only this record has, also where the command of the stage's name wrote it with --json."""
     captions: Mapping[str, str] = {}
     """Texts below its figures, by their names."""
+    words: Mapping[str, str] = {}
+    """Its terms in the glossary of a report."""
     tables_of_pairs: Callable[[Mapping[str, Any]], Mapping[str, Sequence[Table]]] = lambda record: {}
     """Tables, by pair, that the section of mistakes shows below the pair."""
 
@@ -113,9 +118,21 @@ def _completed(shown: Shown, file: ModuleType) -> Shown:
     return shown._replace(stage=stage, name=shown.name or stage.capitalize(), figures=figures)
 
 
-def folded(block: Block, is_folded: bool = True) -> Block:
-    """The block, opened by a click."""
-    return block._replace(is_folded=is_folded)
+def hub_result(task: str, dataset: tuple[str, str], metric_name: str, metric: Mapping[str, Any]) -> "EvalResult":
+    """A number with its interval in the hub's own form; `dataset` is the type that the hub groups by, and the name."""
+    from huggingface_hub import EvalResult
+
+    ends = {end: round(float(metric[end]), 4) for end in ("ci_low", "ci_high") if metric[end] is not None}
+    return EvalResult(
+        task_type="text-classification",
+        task_name=task,
+        dataset_type=dataset[0],
+        dataset_name=dataset[1],
+        metric_type="accuracy",
+        metric_name=metric_name,
+        metric_value=round(float(metric["value"]), 4),
+        metric_args={**ends, **({"level": 0.95} if ends else {}), "n": int(metric["num"])},
+    )
 
 
 def facts(values: Mapping[str, str]) -> Table:
@@ -148,12 +165,12 @@ def markdown(block: Block, level: int = 1, *, is_whole: bool = False, escape: Ca
 def _paragraphs(block: Block, level: int, is_whole: bool, escape: Callable[[str], str]) -> Iterator[str]:
     yield f"{'#' * level} {escape(block.title)}"
     yield from map(escape, block.text)
-    for one in block.tables:
-        if is_whole or not one.title:
-            yield from [f"**{escape(one.title)}**"] if one.title else []
-            rule = ["---" if place in one.left else "---:" for place in range(len(one.headings))]
-            rows = [[escape(shown(cell, is_whole)) for cell in row] for row in one.rows]
-            lines = [[escape(heading) for heading in one.headings], rule, *rows]
+    for table in block.tables:
+        if is_whole or not table.title:
+            yield from [f"**{escape(table.title)}**"] if table.title else []
+            rule = ["---" if column in table.left else "---:" for column in range(len(table.headings))]
+            rows = [[escape(cell_text(cell, is_whole)) for cell in row] for row in table.rows]
+            lines = [[escape(heading) for heading in table.headings], rule, *rows]
             yield "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
     if block.findings:
         yield "\n".join(f"- {escape(line)}" for line in block.findings)
@@ -165,8 +182,16 @@ def _paragraphs(block: Block, level: int, is_whole: bool, escape: Callable[[str]
             yield from _paragraphs(part, level + 1, is_whole, escape)
 
 
-def shown(cell: str | Named, is_whole: bool = False) -> str:
+def cell_text(cell: str | Named, is_whole: bool = False) -> str:
     """The text of a cell as Markdown and terminals show it."""
     if isinstance(cell, str):
         return cell
     return f"{cell.text} ({cell.definition})" if cell.definition and (is_whole or cell.is_kept) else cell.text
+
+
+def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
+    """`text`, its middle left out where it is longer: the end of a dialogue matters as much as its start."""
+    if len(text) <= longest:
+        return text
+    left_out = len(text) - longest
+    return f"{text[: longest // 2]} […{left_out:,} characters…] {text[len(text) - (longest - longest // 2) :]}"

@@ -1,11 +1,11 @@
-"""The few numbers that a reader sees first: what they are, in one place for the HTML page and the Markdown summary."""
+"""What all readers are shown of held-out pairs: the numbers that come first, metrics, checks, and mistakes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rmcore.core.metrics import metric_order, metric_spec
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.blocks import Named, Table
+from rmcore.reporting.html.blocks import Block, Named, Table, shorten
 from rmcore.reporting.schema import Results, Training
 from rmcore.reporting.verdict_style import check_result
 
@@ -13,6 +13,7 @@ HEADLINE_METRICS = ("pairwise_accuracy", "accuracy_over_baseline", "length_match
 
 NUM_CARDS = 4
 """Numbers on the first screen."""
+SIDES = {"chosen": "labelled better (chosen)", "rejected": "model prefers (rejected)"}
 
 
 class Card(NamedTuple):
@@ -70,9 +71,9 @@ def metrics_table(splits: Sequence[Mapping[str, Mapping[str, Any]]]) -> Table:
     rows = []
     for name in sorted(set().union(*splits), key=metric_order):
         spec, entry = metric_spec(name), splits[0].get(name)
-        shown = [metric_texts(name, split.get(name))[:2] for split in splits]
+        first, *others = [metric_texts(name, split.get(name))[:2] for split in splits]
         num = numbers.count(entry["num"] if entry else None)
-        rows.append((Named(spec.label, f"{name}: {spec.definition}"), *shown[0], num, *sum(shown[1:], ())))
+        rows.append((Named(spec.label, f"{name}: {spec.definition}"), *first, num, *sum(others, ())))
     headings = ("metric", "value", "95 % interval", "pairs", "out of distribution", "95 % interval")
     return Table(headings[: 2 + 2 * len(splits)], rows, left=(0, 2, 5))
 
@@ -102,3 +103,24 @@ def checks_table(checks: Sequence[Mapping[str, Any]]) -> Table:
 def _card(label: str, name: str, metric: Mapping[str, Any] | None, definition: str) -> Card:
     value, interval, has_interval = metric_texts(name, metric)
     return Card(label, value, f"95 %: {interval}" if has_interval else interval, definition)
+
+
+def mistakes_block(mistakes: Sequence[Mapping[str, Any]], tables_of_pairs: Mapping[str, Sequence[Table]] = {}) -> Block:
+    """The pairs that the model ranks against their label, each folded.
+
+    Args:
+        mistakes: pair_id, prompt, chosen, rejected, and margin in logits.
+        tables_of_pairs: more to show of a pair, by its pair_id.
+    """
+    parts = []
+    for mistake in mistakes:
+        prompt, *sides = (shorten(str(mistake[key])) for key in ("prompt", *SIDES))
+        title = f"margin {numbers.decimal(mistake['margin'])} · pair {mistake['pair_id']}"
+        tables = [Table(tuple(SIDES.values()), [sides], left=range(2)), *tables_of_pairs.get(mistake["pair_id"], ())]
+        parts.append(Block(title, code=prompt, tables=tables, is_folded=True))
+    about = (
+        "Held-out pairs that the model ranks the wrong way round, the surest first. Look for wrong labels, and for "
+        "what they have in common. Texts are from the data: they may offend."
+    )
+    nothing = "No held-out pair is ranked the wrong way round."
+    return Block("Most confident mistakes", text=(about if parts else nothing,), parts=parts, is_folded=True)

@@ -11,7 +11,7 @@ from rmcore.config.files import setting_text
 from rmcore.core.hardware import money, money_text
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, ExperimentResults, MetricInfo
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.arms import looks, main_metrics
+from rmcore.reporting.figures.arms import arm_styles, main_metrics
 from rmcore.reporting.figures.claims import (
     SEED_INTERVAL,
     VERDICTS,
@@ -22,7 +22,7 @@ from rmcore.reporting.figures.claims import (
     subject,
     tally,
 )
-from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, folded, markdown, words
+from rmcore.reporting.html.blocks import Block, Named, Section, Table, facts, markdown, words
 from rmcore.reporting.html.cards import gate_row
 from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 from rmcore.reporting.html.note import address
@@ -52,7 +52,7 @@ def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Pa
 
     Args:
         results: everything to show, see rmcore.reporting.experiment_schema.
-        figures: PNG files by name; those of CAPTIONS have their place, others follow them, missing ones are mentioned.
+        figures: PNG files by name, those of CAPTIONS; missing ones are mentioned.
         out: HTML file to write; its folder is made.
 
     Raises:
@@ -66,15 +66,15 @@ def write_experiment_report(results: ExperimentResults, figures: Mapping[str, Pa
         "tally": tally(results["hypotheses"]),
         "finished": f"{len(results['cells']) - failed} of {len(results['cells'])} finished",
         "link": _web_address(results["mlflow_url"]),
-        "sections": sections(results, [name for name in figures if name not in CAPTIONS]),
+        "sections": sections(results),
     }
     return write_page(TEMPLATE, values, figures, CAPTIONS, out)
 
 
-def sections(results: ExperimentResults, more_figures: Sequence[str] = ()) -> list[Section]:
+def sections(results: ExperimentResults) -> list[Section]:
     """The sections of the page in reading order: the answer, what failed, the arms; the rest is folded."""
     means, further = _arms(results)
-    known, shown = _shown(results)
+    known, main = _measured_metrics(results)
     unmeasured = [info["label"] for name, info in results["metrics"].items() if name not in known]
     arms = Block(
         "Arms: what was compared",
@@ -82,10 +82,11 @@ def sections(results: ExperimentResults, more_figures: Sequence[str] = ()) -> li
             f"Means over seeds, {SEED_INTERVAL}. Each arm is the base configuration with its changes.",
             *([f"Not measured in any cell: {', '.join(unmeasured)}."] if unmeasured else []),
         ),
-        tables=(means, *([further] if len(known) > len(shown) else [])),
+        tables=(means, *([further] if len(known) > len(main) else [])),
         parts=[Block("The changes and bands of each arm", tables=(_changes(results),))],
     )
-    figures = Block("Figures", figures=("arm_intervals", "tradeoff", "learning_curves", *more_figures))
+    costs = Table(("", "", ""), _cost(results), left=range(3))
+    figures = Block("Figures", figures=("arm_intervals", "tradeoff", "learning_curves"))
     notes = Block("Notes", findings=results["notes"])
     if not results["notes"]:
         notes = Block("Notes", text=("No arms were merged, and no cell is missing.",))
@@ -96,7 +97,7 @@ def sections(results: ExperimentResults, more_figures: Sequence[str] = ()) -> li
         Section("figures", "Figures", figures),
         Section("cells", "Cells", _cells(results)),
         Section("registration", "Registration", _registration(results)),
-        Section("cost", "Cost", folded(Block("Cost", tables=(Table(("", "", ""), _cost(results), left=range(3)),)))),
+        Section("cost", "Cost", Block("Cost", tables=(costs,), is_folded=True)),
         Section("again", "Run it again", _again(results)),
         Section("glossary", "Glossary", words(EXPERIMENT_WORDS)),
     ]
@@ -114,7 +115,7 @@ def experiment_markdown(results: ExperimentResults) -> str:
             f"Registration {registration['number']}, {registration['hash'][:_KEY]}, of {registration['frozen_at']}.",
             f"{tally(results['hypotheses'])}.",
         ),
-        tables=[one for one in (_claims(results), means) if one.rows],
+        tables=[table for table in (_claims(results), means) if table.rows],
         findings=[
             *([seeds] if results["metrics"] else []),
             *(f"changed since the registration before: {change}" for change in registration["changes"]),
@@ -164,7 +165,7 @@ def _judged(results: ExperimentResults) -> Block:
         over = f"{numbers.count(item['num_seeds'])} seed{'' if item['num_seeds'] == 1 else 's'}"
         over += "" if item["num_prompts"] is None else f", {numbers.count(item['num_prompts'])} prompts"
         methods.append((item["name"], over, item["method"]))
-        away = [numbers.distance(one, unit, comparison) for one in (item["smallest_detectable"], seen)]
+        away = [numbers.distance(distance, unit, comparison) for distance in (item["smallest_detectable"], seen)]
         chances = map(numbers.decimal, (item["p"], item["p_holm"], item["sign_flip_p"]))
         tests.append((item["name"], numbers.text(item["threshold"], unit, comparison), *away, *chances))
     headings = ("claim", "threshold", "smallest detectable", "measured distance", "p", "p, Holm", "p, sign-flip")
@@ -177,7 +178,7 @@ def _arms(results: ExperimentResults) -> tuple[Table, Table]:
     """The means of every arm over its seeds: of the main metrics, and of all others that were measured."""
     infos, colours = results["metrics"], _colours(results)
     finished = Counter(cell["arm"] for cell in results["cells"] if cell["status"] != "failed")
-    known, shown = _shown(results)
+    known, main = _measured_metrics(results)
 
     def means(names: Sequence[str], title: str = "") -> Table:
         rows: list[tuple[str | Named, ...]] = [
@@ -190,14 +191,14 @@ def _arms(results: ExperimentResults) -> tuple[Table, Table]:
         ]
         return Table(("arm", "seeds", *(infos[name]["label"] for name in names)), rows, title=title)
 
-    return means(shown), means([name for name in known if name not in shown], "Further metrics")
+    return means(main), means([name for name in known if name not in main], "Further metrics")
 
 
-def _shown(results: ExperimentResults) -> tuple[list[str], list[str]]:
+def _measured_metrics(results: ExperimentResults) -> tuple[list[str], list[str]]:
     """The metrics that any arm or cell has a value of, and the main ones of them."""
     means = [{name: metric["value"] for name, metric in arm["metrics"].items()} for arm in results["arms"]]
     values = [*means, *(cell["metrics"] for cell in results["cells"])]
-    known = [name for name in results["metrics"] if any(one.get(name) is not None for one in values)]
+    known = [name for name in results["metrics"] if any(of_arm.get(name) is not None for of_arm in values)]
     return known, main_metrics(known, results["hypotheses"])
 
 
@@ -215,11 +216,11 @@ def _changes(results: ExperimentResults) -> Table:
     for arm in results["arms"]:
         lines = []
         for setting, value in arm["changes"].items():
-            found: Any = results["base"]
+            before: Any = results["base"]
             parts = setting.split(".")
-            while parts and isinstance(found, Mapping) and parts[0] in found:
-                found = found[parts.pop(0)]
-            lines.append(f"{setting}: {'' if parts else f'{setting_text(found, 4)} → '}{setting_text(value, 4)}")
+            while parts and isinstance(before, Mapping) and parts[0] in before:
+                before = before[parts.pop(0)]
+            lines.append(f"{setting}: {'' if parts else f'{setting_text(before, 4)} → '}{setting_text(value, 4)}")
         lines += [f"also declared as {', '.join(arm['merged'])}"] if arm["merged"] else []
         bands = "\n".join(f"{name}: {band}" for name, band in arm["bands"].items())
         rows.append((arm["name"], "\n".join(lines) or "the base, unchanged", bands))
@@ -229,9 +230,9 @@ def _changes(results: ExperimentResults) -> Table:
 def _cells(results: ExperimentResults) -> Block:
     """Every cell by arm as declared, then by seed, with its numbers; the folders of its artifacts are folded."""
     infos, price, colours = results["metrics"], results["cost"]["price_per_hour"], _colours(results)
-    _, shown = _shown(results)
+    _, main = _measured_metrics(results)
     order = {arm["name"]: position for position, arm in enumerate(results["arms"])}
-    rows, found, folders = [], [], []
+    rows, findings, folders = [], [], []
     for cell in sorted(results["cells"], key=lambda cell: (order.get(cell["arm"], len(order)), cell["seed"])):
         name, spent = f"{cell['arm']} {cell['seed']}", money(cell["device_seconds"], price)
         failed = Named("✗ failed", cell["error"] or "no reason was recorded")
@@ -241,30 +242,30 @@ def _cells(results: ExperimentResults) -> Block:
             (
                 Named(name, "", colour=colours.get(cell["arm"], "")),
                 failed if cell["status"] == "failed" else cell["status"],
-                *(_cell_value(one, cell, infos[one]["unit"]) for one in shown),
+                *(_cell_value(metric, cell, infos[metric]["unit"]) for metric in main),
                 f"{len(checks) - len(unmet)}/{len(checks)}" if checks else numbers.MISSING,
                 numbers.duration(cell["device_seconds"]),
                 *([] if price is None else ["" if spent is None else f"{spent:.2f}"]),
                 cell["key"][:_CELL_KEY] if cell["key"] else numbers.MISSING,
             )
         )
-        found += [(name, one) for one in unmet]
-        found += [(name, f"{one['symptom']}: {one['diagnosis']}; {one['advice']}") for one in cell["diagnoses"]]
+        findings += [(name, condition) for condition in unmet]
+        findings += [(name, "{symptom}: {diagnosis}; {advice}".format(**seen)) for seen in cell["diagnoses"]]
         folders += [(name, stage, path) for stage, path in cell["paths"].items()]
-    labels = [infos[name]["label"] for name in shown]
+    labels = [infos[metric]["label"] for metric in main]
     costs = ["device time", *([] if price is None else ["cost"])]
     headings = ("arm, seed", "status", *labels, "gate", *costs, "key")
     tables = [
         Table(headings, rows, left=(0, 1)),
-        Table(("cell", "finding"), found, left=range(2), title="Conditions that are not met, and diagnoses"),
+        Table(("cell", "finding"), findings, left=range(2), title="Conditions that are not met, and diagnoses"),
         Table(("cell", "stage", "folder"), folders, left=range(3), title="Folders of the artifacts"),
     ]
     about = (
         "Gate: how many of the conditions that a model must meet before it is scaled up are met. Device time: of all "
         "artifacts of a cell, shared ones too."
     )
-    shown_tables = [one for one in tables if one.rows]
-    return Block("Cells: every arm under every seed", text=(about,), tables=shown_tables, is_folded=True)
+    filled = [table for table in tables if table.rows]
+    return Block("Cells: every arm under every seed", text=(about,), tables=filled, is_folded=True)
 
 
 def _cell_value(name: str, cell: CellResult, unit: str) -> str:
@@ -329,7 +330,7 @@ def _again(results: ExperimentResults) -> Block:
 def _colours(results: ExperimentResults) -> dict[str, str]:
     """The colour of each arm, as the figures have it."""
     main = next(((name, info["higher_is_better"]) for name, info in results["metrics"].items()), ("", None))
-    return {name: look.colour for name, look in looks(results["arms"], *main).items()}
+    return {name: look.colour for name, look in arm_styles(results["arms"], *main).items()}
 
 
 def _metric_info(results: ExperimentResults, name: str) -> MetricInfo:

@@ -1,4 +1,4 @@
-"""The words that a reader needs: what the parts of the curvature and of readiness are, and what terms mean.
+"""The words that a reader needs: what the parts of the original readiness score are, and what terms mean.
 
 The names of the metrics themselves are in rmcore.core.metrics.
 """
@@ -19,7 +19,7 @@ READINESS_WEAKNESS = (
     "with that gain was 0.008. It is kept for comparison with earlier runs."
 )
 
-WORDS: dict[str, str] = {
+NUMBER_WORDS = {
     "reward model": "a model that gives one number, the reward, to an answer to a prompt; higher is better",
     "pair": "one prompt with two completions, one of which (chosen) was preferred to the other (rejected)",
     "side": "the prompt with one of its two completions",
@@ -33,9 +33,9 @@ WORDS: dict[str, str] = {
     "validation": "pairs held out of training for choosing the checkpoint and fitting the temperature",
     "out of distribution": "pairs that differ from the training pairs in kind, where a learnt shortcut stops working",
     "calibration, ECE": "whether “80 % sure” is right 80 % of the time; ECE is the mean gap (0 is perfect)",
-    "Hessian, eigenvalue": "the matrix of second derivatives of the loss, its curvature around the trained weights; an "
-    "eigenvalue λ is the curvature along one direction. Large: sharp; negative: the loss bends down, so no minimum",
-    "trace": "sum of all eigenvalues; a single eigenvalue can be large while the trace is near zero",
+}
+"""In a run's glossary, before the words of capabilities."""
+RUN_WORDS = {
     "gate": "conditions that a model must meet, each on its own: passing one does not make up for failing another",
     "evidence level": "how strong the evidence of a verdict is: 1 labelled pairs, 2 logged answers, 3 judged samples "
     "of the policy, 4 a policy that was optimised; nothing is called ready below the third",
@@ -74,5 +74,5 @@ _OF_EXPERIMENTS = {
 }
 _SHARED_WORDS = ("pairwise accuracy", "margin", "calibration, ECE", "validation", "gate", "artifact, key", "cached")
 
-EXPERIMENT_WORDS: dict[str, str] = _OF_EXPERIMENTS | {word: WORDS[word] for word in _SHARED_WORDS}
+EXPERIMENT_WORDS: dict[str, str] = _OF_EXPERIMENTS | {word: (NUMBER_WORDS | RUN_WORDS)[word] for word in _SHARED_WORDS}
 """Words that a reader of an experiment's report needs, some of them the same as in a pipeline's."""

@@ -35,23 +35,23 @@ ORDERS = {"auc": "AUC", "kappa": "kappa", "correlation": "r"}
 """Measures of whether the order of grades is told: 0.5 is guessing for the first, 0 for the others."""
 
 
-def judgements_block(found: Mapping[str, Any]) -> Block:
+def judgements_block(record: Mapping[str, Any]) -> Block:
     """Held-out judgements as the model foresees them, by kind, and each attribute's part in the reward.
 
     Args:
-        found: record of `rmcore.stages.evaluate.MeasuredJudgements`.
+        record: record of `rmcore.stages.evaluate.MeasuredJudgements`.
     """
-    metrics = found["metrics"]
+    metrics = record["metrics"]
     kinds = [name.removeprefix("nats[").removesuffix("]") for name in metrics if name.startswith("nats[")]
-    attributes = [name for name in kinds if name not in found["kinds"]]
-    correlations = found["correlations"]
+    attributes = [name for name in kinds if name not in record["kinds"]]
+    correlations = record["correlations"]
     lists = [
         (Named(name, meaning), numbers.with_interval(metrics[key], unit))
         for key, (name, unit, meaning) in LISTS.items()
         if key in metrics
     ]
     tables = [
-        Table(("kind", "judgements", *NATS), [_nats(metrics, name) for name in kinds if name in found["kinds"]]),
+        Table(("kind", "judgements", *NATS), [_nats(metrics, name) for name in kinds if name in record["kinds"]]),
         Table(("", ""), lists),
     ]
     grades = Table(
@@ -59,7 +59,7 @@ def judgements_block(found: Mapping[str, Any]) -> Block:
     )
     adds = Table(
         ("attribute", "weight in the reward", "pairwise accuracy by it alone", "change without it"),
-        [(name, *_part(found["parts"][name])) for name in attributes if name in found["parts"]],
+        [(name, *_part(record["parts"][name])) for name in attributes if name in record["parts"]],
     )
     alike = Table(
         ("", *correlations), [(name, *map(numbers.decimal, row.values())) for name, row in correlations.items()]
@@ -71,15 +71,15 @@ def judgements_block(found: Mapping[str, Any]) -> Block:
     }
     return Block(
         TITLE,
-        text=(_held_out(found), DEFINITION),
-        tables=[one for one in tables if one.rows],
-        parts=[Block(title, tables=(one,)) for title, one in titled.items() if one.rows],
+        text=(_held_out(record), DEFINITION),
+        tables=[table for table in tables if table.rows],
+        parts=[Block(title, tables=(table,)) for title, table in titled.items() if table.rows],
     )
 
 
-def _held_out(found: Mapping[str, Any]) -> str:
-    kinds = ", ".join(f"{numbers.count(count)} {NAMES.get(kind, kind)}" for kind, count in found["kinds"].items())
-    left_out, off_scale = found["num_left_out"], found["num_off_scale"]
+def _held_out(record: Mapping[str, Any]) -> str:
+    kinds = ", ".join(f"{numbers.count(count)} {NAMES.get(kind, kind)}" for kind, count in record["kinds"].items())
+    left_out, off_scale = record["num_left_out"], record["num_off_scale"]
     more = [f"; {numbers.count(left_out)} more cannot be read as training read them"] if left_out else []
     more += [f"; {numbers.count(off_scale)} grades that training does not have are left out"] if off_scale else []
     return f"Held out: {kinds}{''.join(more)}."
@@ -92,8 +92,10 @@ def _nats(metrics: Mapping[str, Any], name: str) -> tuple[str, ...]:
 
 
 def _order(metrics: Mapping[str, Any], name: str) -> str:
-    told = next((key for key in ORDERS if f"{key}[{name}]" in metrics), None)
-    return numbers.MISSING if told is None else f"{ORDERS[told]} {numbers.with_interval(metrics[f'{told}[{name}]'])}"
+    measure = next((key for key in ORDERS if f"{key}[{name}]" in metrics), None)
+    if measure is None:
+        return numbers.MISSING
+    return f"{ORDERS[measure]} {numbers.with_interval(metrics[f'{measure}[{name}]'])}"
 
 
 def _part(part: Mapping[str, Any]) -> tuple[str, ...]:

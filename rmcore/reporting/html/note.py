@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.html.cards import metric_texts
 from rmcore.reporting.schema import Metric, NextRung, Verdict
-from rmcore.reporting.verdict_style import verdict_style
+from rmcore.reporting.verdict_style import VERDICT_STYLES
 
 RUN_FILES = "run:"
 """Beginning of an address that names a file of the run described here; the tracker knows where the file is."""
@@ -29,7 +29,7 @@ def plain(text: str) -> str:
 
 
 def verdict_note(
-    verdict: Verdict, more: NextRung | None, links: Mapping[str, str], places: Sequence[str] = (), shown: str = ""
+    verdict: Verdict, more: NextRung | None, links: Mapping[str, str], places: Sequence[str] = (), numbers: str = ""
 ) -> str:
     """Describe a verdict in Markdown: its evidence level, what speaks against it, and what would raise it.
 
@@ -38,12 +38,12 @@ def verdict_note(
         more: what would raise it.
         links: addresses by what they are called; one that begins with `RUN_FILES` is a file of the run.
         places: what else says where things are, for example a path on this machine.
-        shown: the main numbers in one line.
+        numbers: the main ones in one line.
     """
-    lines = [f"### {verdict_style(verdict).sign} {plain(verdict['headline'])}", ""]
+    lines = [f"### {VERDICT_STYLES[verdict['status']].sign} {plain(verdict['headline'])}", ""]
     # Two blanks break the line: what MLflow shows of a long description is its first three or four.
     lines += [f"**Evidence level {verdict['rung']} of 4**: {plain(verdict['evidence'])}  "]
-    lines += [plain(shown), ""] if shown else [""]
+    lines += [plain(numbers), ""] if numbers else [""]
     lines += _where(links, places)
     if verdict["reasons"]:
         lines += ["**What speaks against it**", "", *(f"- {plain(reason)}" for reason in verdict["reasons"]), ""]
@@ -54,12 +54,12 @@ def verdict_note(
     return "\n".join(lines).rstrip() + "\n"
 
 
-def run_note(headline: str, links: Mapping[str, str], places: Sequence[str] = (), shown: str = "") -> str:
+def run_note(headline: str, links: Mapping[str, str], places: Sequence[str] = (), numbers: str = "") -> str:
     """The description of a run that ends in no verdict of the ladder: what it came to, its numbers, where things are.
 
     Arguments as of `verdict_note`.
     """
-    lines = [f"### {plain(headline)}", "", *([plain(shown), ""] if shown else []), *_where(links, places)]
+    lines = [f"### {plain(headline)}", "", *([plain(numbers), ""] if numbers else []), *_where(links, places)]
     return "\n".join(lines).rstrip() + "\n"
 
 

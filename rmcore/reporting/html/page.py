@@ -17,8 +17,6 @@ from rmcore.core.files import write_text
 from rmcore.reporting.html.blocks import Block
 
 _PNG = b"\x89PNG\r\n\x1a\n"
-LONGEST_TEXT = 700
-"""Characters that are shown of a text of the data."""
 _DENSITY = 1.5  # pixels of a figure a CSS pixel
 
 
@@ -39,8 +37,7 @@ def write_page(
         DataError: a figure is not a readable PNG file.
     """
     images = {name: image(path) for name, path in figures.items()}
-    more = sorted(set(images) - set(captions))
-    page = render_page(template, {**values, "images": images, "captions": captions, "more_images": more})
+    page = render_page(template, {**values, "images": images, "captions": captions})
     write_text(out, page, durable=False)  # it is drawn again from the numbers
     return out
 
@@ -60,8 +57,9 @@ def write_block_report(
     Raises:
         DataError: a figure is not a readable PNG file.
     """
-    shown, rest = _drawn(block, figures), set(figures) - _named(block)
-    values = {"name": name, "block": shown, "rest": [one for one in figures if one in rest]}
+    named = _named(block)
+    unnamed = [figure for figure in figures if figure not in named]
+    values = {"name": name, "block": _drawn(block, figures), "rest": unnamed}
     return write_page("text.html.j2", values, figures, captions or {}, out)
 
 
@@ -104,14 +102,6 @@ def image(path: Path) -> Image:
     width, height = struct.unpack(">II", content[16:24])  # of the IHDR chunk, always the first
     address = "data:image/png;base64," + base64.b64encode(content).decode("ascii")
     return Image(address, round(width / _DENSITY), round(height / _DENSITY))
-
-
-def shorten(text: str, longest: int = LONGEST_TEXT) -> str:
-    """`text`, its middle left out where it is longer: the end of a dialogue matters as much as its start."""
-    if len(text) <= longest:
-        return text
-    left_out = len(text) - longest
-    return f"{text[: longest // 2]} […{left_out:,} characters…] {text[len(text) - (longest - longest // 2) :]}"
 
 
 def date(moment: str) -> str:

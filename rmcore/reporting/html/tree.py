@@ -14,24 +14,24 @@ _SENTENCE = 60  # characters from which a list of strings is shown as a list, no
 _MOST_ROWS = 50
 
 
-def blocks(record: Mapping[str, Any], title: str) -> list[Block]:
+def record_blocks(record: Mapping[str, Any], title: str) -> list[Block]:
     """`record` as blocks in reading order: its own scalars first, under `title`, then one or more blocks a child.
 
     A block is one table, or a list of sentences; detail is folded.
     """
-    own: list[list[str]] = []
+    scalars: list[list[str]] = []
     children: list[Block] = []
     for key, value in record.items():
         if _is_scalar(value):
-            own.append([label(key), scalar_text((title, key), value)])
+            scalars.append([label(key), scalar_text((title, key), value)])
         elif not value:
-            own.append([label(key), "none"])
+            scalars.append([label(key), "none"])
         elif isinstance(value, Mapping):
             children += _mapping_blocks(value, label(key))
         else:
-            children += _list_blocks(value, label(key), own)
-    found = (Block(title, tables=(Table(("", ""), own),) if own else ()), *children)
-    return [block for block in found if block.tables or block.findings]
+            children += _list_blocks(value, label(key), scalars)
+    of_scalars = [Block(title, tables=(Table(("", ""), scalars),))] if scalars else []
+    return [block for block in (*of_scalars, *children) if block.tables or block.findings]
 
 
 def label(key: str) -> str:
@@ -67,7 +67,7 @@ def _is_scalar(value: Any) -> bool:
 def _mapping_blocks(record: Mapping[str, Any], title: str) -> list[Block]:
     values = list(record.values())
     if not all(isinstance(value, Mapping) and not _is_scalar(value) for value in values):
-        return blocks(record, title)
+        return record_blocks(record, title)
     if all(_is_scalar(leaf) for value in values for leaf in value.values()):
         names, rows = _grid(list(record), values, title)
         return [Block(title, tables=(Table(names, rows),))]
@@ -97,13 +97,13 @@ def _comparison(record: Mapping[str, Mapping[str, Any]], title: str) -> list[Blo
                     text = scalar_text((title, key, leaf), number)
                     leaves.setdefault(f"{label(key)}: {label(leaf)}", {})[name] = text
             else:
-                found = blocks({key: value}, f"{title} · {name}")
-                deeper += [block._replace(title=f"{block.title} ({name})", is_folded=True) for block in found]
+                inner = record_blocks({key: value}, f"{title} · {name}")
+                deeper += [block._replace(title=f"{block.title} ({name})", is_folded=True) for block in inner]
     rows = [[row, *(texts.get(name, numbers.MISSING) for name in record)] for row, texts in leaves.items()]
     return [Block(title, tables=(Table(["", *map(label, record)], rows),) if rows else ()), *deeper]
 
 
-def _list_blocks(values: Sequence[Any], title: str, own: list[list[str]]) -> list[Block]:
+def _list_blocks(values: Sequence[Any], title: str, scalars: list[list[str]]) -> list[Block]:
     if len(values) > _MOST_ROWS:
         title = f"{title} (the first {_MOST_ROWS} of {numbers.count(len(values))})"
     if all(isinstance(value, Mapping) for value in values):
@@ -113,7 +113,7 @@ def _list_blocks(values: Sequence[Any], title: str, own: list[list[str]]) -> lis
     texts = [scalar_text((), _joined(value)) for value in values[:_MOST_ROWS]]
     if any(len(text) >= _SENTENCE for text in texts):
         return [Block(title, findings=texts)]
-    own.append([label(title), ", ".join(texts)])
+    scalars.append([label(title), ", ".join(texts)])
     return []
 
 

@@ -17,7 +17,7 @@ from rmcore.ensembles.bulk import PARTS_SUFFIX
 from rmcore.ensembles.command import _job
 from rmcore.ensembles.features import head_of
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.reporting.card.evidence import ROUNDED, read_evidence
+from rmcore.reporting.card import ROUNDED, read_evidence
 from rmcore.stages.stages import CURVATURE, stage_of_metric
 
 

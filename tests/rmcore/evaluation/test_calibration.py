@@ -78,7 +78,7 @@ def test_errors_equal_the_loops_for_any_weights(seed, num_bins, num_prompts):
         assert expected_calibration_error(margin, num_bins) == pytest.approx(plain, abs=1e-12)
 
 
-@pytest.mark.parametrize(("num_pairs", "repeats"), [(200, 400), (1000, 200), (5000, 60)])
+@pytest.mark.parametrize(("num_pairs", "repeats"), [(200, 400), (5000, 60)])
 def test_debiasing_gives_zero_for_a_calibrated_model_where_the_plug_in_does_not(num_pairs, repeats):
     rng = np.random.default_rng(num_pairs)
     samples = [simulate(rng, num_pairs) for _ in range(repeats)]
@@ -89,7 +89,7 @@ def test_debiasing_gives_zero_for_a_calibrated_model_where_the_plug_in_does_not(
     assert abs(corrected.mean()) < 0.1 * plain + 3 * corrected.std() / np.sqrt(repeats)
 
 
-@pytest.mark.parametrize("slope", [0.2, 0.5, 2.5])
+@pytest.mark.parametrize("slope", [0.2, 2.5])
 def test_debiasing_recovers_known_miscalibration(slope):
     rng = np.random.default_rng(7)
     corrected = np.array([debiased(simulate(rng, 5000, slope)) for _ in range(40)])
@@ -111,11 +111,8 @@ def test_debiasing_accounts_for_pairs_that_are_right_together():
     assert np.mean(independent) > 0.08
 
 
-# --- the interval -----------------------------------------------------------------------------------------------------
-
 SHAPES = {
     "50 pairs": (50, 1, 0.0),
-    "400 pairs": (400, 1, 0.0),
     "5000 pairs": (5000, 1, 0.0),
     "several a prompt": (60, 6, 0.5),
     "one answer a prompt": (50, 8, 1.0),
@@ -145,7 +142,7 @@ def binned_truth(world, slope):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slope", [1.0, 0.8, 0.3], ids=["calibrated", "mildly off", "far off"])
+@pytest.mark.parametrize("slope", [1.0, 0.8], ids=["calibrated", "mildly off"])
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 def test_the_interval_holds_the_true_error(shape, slope):
     repeats = 60 if shape[0] == 5000 else 150
@@ -188,7 +185,7 @@ def test_one_prompt_has_no_interval_two_one_of_what_an_error_can_be_and_certain_
     assert low == 0 < high < 0.3
 
 
-@pytest.mark.parametrize("scale", [0.3, 1.0, 4.0])
+@pytest.mark.parametrize("scale", [0.3, 4.0])
 def test_temperature_recovers_the_scale_and_keeps_every_sign(scale):
     margin = simulate(np.random.default_rng(5), 20_000) * scale
     temperature, reason = fit_temperature(margin)

@@ -74,7 +74,7 @@ def test_grades_of_one_level_have_no_auc() -> None:
 
 @pytest.mark.slow
 @given(st.floats(-1e6, 1e6), st.integers(2, 40), st.sampled_from([0.0, 1e-16, 1e-9]))
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_a_constant_prediction_has_no_correlation_whatever_its_rounding(said: float, number: int, error: float) -> None:
     rng = np.random.default_rng(number)
     grades = rng.normal(size=2 * number)
@@ -100,8 +100,7 @@ def test_intervals_cover_the_truth_in_spite_of_prompts_that_share_an_offset(leve
     assert hits >= 300 * 0.95 - 4 * np.sqrt(300 * 0.95 * 0.05)
 
 
-def test_the_best_place_counts_most() -> None:
-    assert discounted_gain((1, 2, 3), (2.0, 3.0, 1.0)) < discounted_gain((1, 2, 3), (3.0, 1.0, 2.0)) < 1
+def test_of_equal_rewards_each_counts() -> None:
     assert top_is_best((1, 1, 2), (5.0, 4.0, 3.0)) == 1
     assert top_is_best((2, 1, 3), (5.0, 5.0, 3.0)) == 0.5
 
@@ -129,8 +128,7 @@ def test_choices_are_measured_by_kind_and_ties_by_their_probability() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("factor", [1.0, 0.9, 0.6])
-@pytest.mark.parametrize("num_prompts", [100, 20])
+@pytest.mark.parametrize(("factor", "num_prompts"), [(1.0, 100), (1.0, 20), (0.6, 20)])
 def test_the_calibration_error_of_ties_covers_the_truth_where_it_is_0_too(factor: float, num_prompts: int) -> None:
     """Two choices a prompt, which tie together half of the time; a resampled plug-in has 0 outside in every case."""
     rng = np.random.default_rng(7)

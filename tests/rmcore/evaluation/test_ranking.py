@@ -89,7 +89,7 @@ def test_definitions_match_plain_pandas(make_rewards):
 
 @pytest.mark.slow
 @given(st.lists(st.tuples(st.integers(-3, 3), st.integers(-3, 3)), min_size=1, max_size=25))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_auc_is_the_quadratic_count_with_ties_half(pairs):
     chosen, rejected = np.array(pairs, dtype=float).T
     frame = reward_table(chosen, rejected, np.arange(len(pairs)) % 4)
@@ -198,7 +198,7 @@ def accuracies(frame: pd.DataFrame) -> dict[str, MetricValue]:
 def test_without_the_luck_of_labels_an_accuracy_means_the_same_and_scatters_less():
     rng = np.random.default_rng(5)
     truth = statistics(drawn_world(rng, 100_000))["expected_accuracy"]
-    found = [accuracies(drawn_world(rng, 60)) for _ in range(400)]
+    found = [accuracies(drawn_world(rng, 60)) for _ in range(300)]
     values = {name: np.array([one[name].value for one in found]) for name in found[0]}
     for name, of_name in values.items():
         assert abs(of_name.mean() - truth) < 4 * of_name.std() / math.sqrt(len(found)), name

@@ -23,7 +23,7 @@ def rate(pairs, differences=None, size=None):
 
 
 @given(seed=st.integers(0, 10_000), size=st.integers(2, 12), extra=st.integers(0, 6))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_margins_of_one_score_are_given_back_whichever_pairs_were_annotated(seed, size, extra):
     rng = np.random.default_rng(seed)
     score = rng.normal(size=size)
@@ -38,16 +38,6 @@ def test_margins_of_one_score_are_given_back_whichever_pairs_were_annotated(seed
 def test_outcomes_of_everyone_with_everyone_are_wins_less_losses():
     pairs = [(a, b) for a in range(5) for b in range(a + 1, 5)]
     assert rate(pairs).strength == pytest.approx(np.array([4, 2, 0, -2, -4]) / 5)
-
-
-def test_noisy_outcomes_of_an_incomplete_design_recover_the_order():
-    rng = np.random.default_rng(0)
-    score = np.linspace(-2, 2, 12)
-    drawn = [rng.choice(12, 2, replace=False) for _ in range(300)]
-    wins = [(a, b) if rng.random() < 1 / (1 + np.exp(score[b] - score[a])) else (b, a) for a, b in drawn]
-    found = rate(wins, size=12)
-    assert np.corrcoef(found.strength, score)[0, 1] > 0.95
-    assert found.num_agreeing < found.num_pairs
 
 
 def test_noisy_margins_are_averaged_as_least_squares_does():

@@ -41,12 +41,12 @@ def mean_interval(values, prompt, num_prompts, seed):
 def test_cluster_intervals_cover_and_pair_intervals_do_not(num_prompts):
     rng = np.random.default_rng(num_prompts)
     trials, clustered, naive = 400, 0, 0
+    truth = stats.norm(0.7, 0.2).expect(lambda rate: np.clip(rate, 0.05, 0.95))
     for trial in range(trials):
         sizes = rng.integers(5, 16, size=num_prompts)
         prompt = np.repeat(np.arange(num_prompts), sizes)
         rate = np.clip(rng.normal(0.7, 0.2, num_prompts), 0.05, 0.95)
         right = (rng.random(len(prompt)) < rate[prompt]).astype(float)
-        truth = CLIPPED_MEAN
         low, high = mean_interval(right, prompt, num_prompts, trial)
         clustered += low <= truth <= high
         low, high = mean_interval(right, np.arange(len(right)), len(right), trial)
@@ -54,16 +54,6 @@ def test_cluster_intervals_cover_and_pair_intervals_do_not(num_prompts):
     # 400 trials: three standard errors of a 95 % coverage are 3.3 points
     assert 0.915 <= clustered / trials <= 0.985
     assert naive / trials < 0.85
-
-
-def _clipped_mean() -> float:
-    """Mean of clip(N(0.7, 0.2), 0.05, 0.95)."""
-    a, b = (0.05 - 0.7) / 0.2, (0.95 - 0.7) / 0.2
-    inside = 0.7 * (stats.norm.cdf(b) - stats.norm.cdf(a)) - 0.2 * (stats.norm.pdf(b) - stats.norm.pdf(a))
-    return float(0.05 * stats.norm.cdf(a) + 0.95 * stats.norm.sf(b) + inside)
-
-
-CLIPPED_MEAN = _clipped_mean()
 
 
 def test_resamples_are_multinomial_counts_of_prompts():
@@ -102,8 +92,8 @@ def test_one_prompt_has_no_interval_and_says_so_and_nothing_to_resample_is_refus
         cluster_bootstrap(lambda w: {}, 3, num_resamples=0, seed=0)
 
 
-@pytest.mark.parametrize("num_prompts", [8, 32, 500])
-@pytest.mark.parametrize("shift", [-2.0, -1.0, 0.0, 0.5, 1.5])
+@pytest.mark.parametrize("num_prompts", [8, 500])
+@pytest.mark.parametrize("shift", [-2.0, 0.0, 1.5])
 def test_the_p_value_is_the_level_at_which_the_interval_begins_to_contain_zero(num_prompts, shift):
     replicates = np.random.default_rng(0).normal(shift, 1, size=4000)
     p = interval_p(replicates, num_prompts)
@@ -139,7 +129,7 @@ def prompts_means(kind, rng, num_prompts):
     return np.where(rng.random(num_prompts) < 0.1, 0.0, rng.uniform(0.9, 1, num_prompts)), 0.9 * 0.95  # rare and bad
 
 
-@pytest.mark.parametrize("num_prompts", [2, 3, 5])
+@pytest.mark.parametrize("num_prompts", [2, 5])
 @pytest.mark.parametrize("kind", ["even", "sure", "rare"])
 @pytest.mark.parametrize("is_share", [True, False])
 def test_few_prompts_know_little(kind, num_prompts, is_share):
@@ -166,23 +156,6 @@ def test_a_share_of_zero_or_one_gets_the_exact_binomial_bound(num_prompts):
     assert (1 - high, 1 - low) == pytest.approx((exact.low, exact.high))
 
 
-@pytest.mark.parametrize(("common", "other", "lowest"), [(0.5, 0.0, 0.0), (0.0, -1.0, -1.0), (1.0, -1.0, -1.0)])
-def test_what_all_prompts_have_in_common_is_held_against_prompts_that_are_otherwise(common, other, lowest):
-    """The rare prompts are as far from the common value as there can be, and as seldom as 20 prompts may miss them."""
-    rng = np.random.default_rng(0)
-    covered, repeats = 0, 2000
-    for rare in (0.02, 0.1, 0.16):
-        truth = (1 - rare) * common + rare * other
-        covered = 0
-        for _ in range(repeats):
-            if (rng.random(20) < rare).any():
-                covered += 1  # resamples differ then: not the case of this interval
-                continue
-            low, high = with_unseen_prompts(common, 20, lowest)
-            covered += low <= truth <= high
-        assert covered / repeats >= 0.95, rare
-
-
 def test_shares_whose_resamples_are_all_alike_have_no_interval_of_width_zero():
     alike = np.full(50, 0.3)
     for what in ({"is_share": True}, {"is_difference": True}):
@@ -193,7 +166,7 @@ def test_shares_whose_resamples_are_all_alike_have_no_interval_of_width_zero():
 
 
 @given(st.lists(st.integers(-3, 3), min_size=1, max_size=9))
-@settings(max_examples=60)
+@settings(max_examples=40)
 def test_sign_flip_is_the_enumeration(differences):
     # tenths are not exact in binary: sums that are equal on paper must be counted as equal
     values = np.array(differences) / 10
@@ -248,7 +221,7 @@ def test_a_gain_has_an_interval_where_its_prompts_show_rare_disasters():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("num_prompts", "share"), [(50, 0.02), (50, 0.03), (FEWEST_FOR_GAIN, 0.02), (200, 0.02)])
+@pytest.mark.parametrize(("num_prompts", "share"), [(50, 0.02), (FEWEST_FOR_GAIN, 0.02)])
 def test_gains_of_few_prompts_do_not_hold_what_is_not_called_their_interval(num_prompts, share):
     """Disasters undo the gain of the others; both their size and the gain vary by prompt."""
     rng, trials, held, alone = np.random.default_rng(0), 600, 0, 0

@@ -50,14 +50,7 @@ def rates(rng, sizes):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("drawn", "num_prompts", "trials"),
-    [
-        (pareto(1.2), 5, 600),
-        (pareto(1.2), 150, 600),
-        (pareto(1.4), 150, 600),
-        (pareto(1.6), 400, 300),
-        (pareto(2.0), 100, 600),
-        (lognormal, 100, 600),
-    ],
+    [(pareto(1.2), 5, 400), (pareto(1.4), 150, 400), (pareto(2.0), 100, 400), (lognormal, 100, 400)],
 )
 def test_an_interval_that_is_given_misses_in_at_most_eight_of_a_hundred_evaluations(drawn, num_prompts, trials):
     """As a share and as a number without bounds, of the same evaluations."""
@@ -85,9 +78,9 @@ def test_an_interval_that_is_given_misses_in_at_most_eight_of_a_hundred_evaluati
 @pytest.mark.parametrize("shape", coverage.SHAPES)
 def test_shapes_that_labelled_sets_have_get_the_interval_of_a_clustered_bootstrap(shape):
     """The estimate of a tail gave none to the third and the last, and one 1.5 times as wide to "mostly one"."""
-    held, wider = coverage.shape_rates(shape, 400)
-    assert not more_than(400 - held, 400, 0.08)
-    assert not more_than(held, 400, 0.98)
+    held, wider = coverage.shape_rates(shape, 300)
+    assert not more_than(300 - held, 300, 0.08)
+    assert not more_than(held, 300, 0.98)
     assert wider <= 1.15
 
 
@@ -106,10 +99,9 @@ def table_of(rng, uniform, index, slope):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("index", "num_prompts"), [(1.6, 400), (2.0, 100)])
-def test_metrics_of_large_prompts_that_are_all_wrong_are_held_or_have_no_interval(index, num_prompts):
+def test_metrics_of_large_prompts_that_are_all_wrong_are_held_or_have_no_interval():
     """The area under the curve compares sides of two prompts, so it loses twice what unseen prompts have."""
-    rng, trials = np.random.default_rng(1), 100
+    index, num_prompts, rng, trials = 2.0, 100, np.random.default_rng(1), 100
     _, chosen, rejected = sides_of(np.random.default_rng(0), evenly(400_000), index, slope=1.0)
     confidence = 1 / (1 + np.exp(-np.abs(chosen - rejected)))
     gap = np.bincount(np.minimum((20 * (confidence - 0.5)).astype(int), 9), (chosen > rejected) - confidence)

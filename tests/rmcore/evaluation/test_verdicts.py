@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from rmcore.core.errors import ConfigError, DataError
 from rmcore.evaluation.uncertainty import percentile_interval, t_interval
 from rmcore.evaluation.verdicts.estimate import SeedSample, estimate_over_seeds, shared_variances
 from rmcore.evaluation.verdicts.judgement import Claim, holm, judge
@@ -43,10 +42,8 @@ def transformed(sample, change):
 KINDS = {
     "one seed": (1, True, True),
     "t": (3, False, True),
-    "t, own prompts": (4, True, False),
-    "t, shared prompts": (5, True, True),
-    "many seeds, own prompts": (9, True, False),
-    "many seeds, shared prompts": (10, True, True),
+    "own prompts": (4, True, False),
+    "shared": (10, True, True),
 }
 
 
@@ -77,15 +74,14 @@ def test_smaller_alpha_gives_wider_intervals_and_farther_thresholds_smaller_p(ki
     assert p[-1] < 0.05
 
 
-@pytest.mark.parametrize(("scale", "shift"), [(1.0, 0.7), (3.5, 0.0), (0.01, -2.0)])
-def test_shifting_and_scaling_go_through(kind, scale, shift):
-    samples, shared = kind
+def test_shifting_and_scaling_go_through(kind):
+    (samples, shared), scale, shift = kind, 3.5, -2.0
     before = estimated(samples, shared=shared)
     after = estimated([transformed(sample, lambda x: scale * x + shift) for sample in samples], shared=shared)
     expected = [scale * x + shift for x in (before.value, before.ci_low, before.ci_high)]
     assert (after.value, after.ci_low, after.ci_high) == pytest.approx(expected)
     assert after.p_value(shift) == pytest.approx(before.p_value(0.0))
-    assert after.smallest_detectable(alpha=0.05) == pytest.approx(scale * before.smallest_detectable(alpha=0.05))
+    assert after.smallest_detectable(0.05) == pytest.approx(scale * before.smallest_detectable(0.05))
 
 
 def test_without_prompts_it_is_the_textbook_t_interval():
@@ -100,7 +96,7 @@ def test_without_prompts_it_is_the_textbook_t_interval():
     assert estimated(own_prompts, shared=False).interval() == pytest.approx(estimate.interval())
 
 
-@pytest.mark.parametrize("num_seeds", [2, 3, 8, 20])
+@pytest.mark.parametrize("num_seeds", [2, 8])
 def test_shared_prompts_add_what_seeds_do_not_have_already(num_seeds):
     """Half-widths combine in squares, and the noise of seed and prompt together, in both spreads, counts once."""
     samples = samples_of(num_seeds)
@@ -136,20 +132,12 @@ def test_one_seed_has_the_interval_over_prompts_and_says_what_is_missing():
     assert "spread over seeds is not in it" in estimate.method
 
 
-@pytest.mark.parametrize("num_seeds", [3, 12])
-def test_equal_values_of_all_seeds_are_no_certainty(num_seeds):
-    """That none of three trainings stopped early does not show that none ever does."""
-    estimate = estimate_over_seeds([SeedSample(0.1, None)] * num_seeds, num_prompts=None, prompts_shared=False)
-    assert (estimate.value, estimate.ci_low, estimate.ci_high) == (0.1, None, None)
-    assert "one and the same value" in estimate.reason
-    assert estimate.p_value(0.2) is None
-
-
 NO_INTERVALS = {
     "one seed": ([SeedSample(0.5, None)], None, "one seed"),
     "one prompt": ([SeedSample(x, np.full(9, x)) for x in (0.5, 0.6)], 1, "one prompt"),
-    "constant": ([SeedSample(1.0, np.ones(9))] * 3, 20, "one and the same"),
-    "constant, many seeds": ([SeedSample(1.0, np.ones(9))] * 9, 20, "one and the same"),
+    # That none of three trainings stopped early does not show that none ever does.
+    "constant": ([SeedSample(0.1, None)] * 3, None, "one and the same"),
+    "constant, with prompts": ([SeedSample(1.0, np.ones(9))] * 9, 20, "one and the same"),
     "undefined": ([SeedSample(x, np.full(9, np.nan)) for x in (0.5, 0.6)], 20, "too few prompts"),
     "unbounded": ([SeedSample(x, np.array([0.5, 0.6, np.inf])) for x in (0.5, 0.6)], 20, "too few prompts"),
     "unbounded, one seed": ([SeedSample(0.5, np.array([0.5, 0.6, np.inf]))], 20, "too few prompts"),
@@ -161,7 +149,7 @@ def test_where_the_spread_is_unknown_there_is_no_interval_but_a_reason(samples, 
     estimate = estimated(samples, num_prompts=num_prompts)
     assert estimate.value == pytest.approx(np.mean([sample.value for sample in samples]))
     assert estimate.interval() is estimate.ci_low is estimate.ci_high is None
-    assert estimate.p_value() is estimate.smallest_detectable(alpha=0.05) is None
+    assert estimate.p_value() is estimate.smallest_detectable(0.05) is None
     assert reason in estimate.reason
 
 
@@ -171,64 +159,40 @@ def test_a_few_infinite_resamples_leave_an_interval_whose_tails_are_not_guessed(
     assert estimate.ci_high < 0.6
     assert estimate.interval(1e-9) is None
     assert 1e-4 < estimate.p_value(0.0) < 0.01
-    assert estimate.smallest_detectable(alpha=0.05) is None
+    assert estimate.smallest_detectable(0.05) is None
 
 
-@pytest.mark.parametrize(
-    ("samples", "num_prompts", "error", "message"),
-    [
-        ([], None, DataError, "got 0 seeds"),
-        ([SeedSample(x, None) for x in (0.1, np.nan, np.inf)], None, DataError, "3 seeds, 2 of them"),
-        ([SeedSample(0.1, np.ones(3)), SeedSample(0.1, None)], 5, DataError, r"\[3, None\] replicates"),
-        ([SeedSample(0.1, np.ones(3)), SeedSample(0.1, np.ones(4))], 5, DataError, r"\[3, 4\] replicates"),
-        ([SeedSample(0.1, np.ones(3))], None, ConfigError, "num_prompts=None"),
-    ],
-)
-def test_measurements_that_do_not_fit_together_are_refused(samples, num_prompts, error, message):
-    with pytest.raises(error, match=message):
-        estimated(samples, num_prompts=num_prompts)
-
-
-@pytest.mark.parametrize("num_seeds", [2, 3, 7])
-@pytest.mark.parametrize("alpha", [0.05, 0.01])
+@pytest.mark.parametrize(("num_seeds", "alpha"), [(2, 0.05), (3, 0.01), (7, 0.05)])
 def test_the_smallest_effect_of_one_component_is_that_of_the_non_central_t(num_seeds, alpha):
     values = np.random.default_rng(1).normal(size=num_seeds)
-    effect = values_only(values).smallest_detectable(alpha=alpha, power=0.8) / stats.sem(values)
+    effect = values_only(values).smallest_detectable(alpha) / stats.sem(values)
     power = stats.nct.sf(stats.t.isf(alpha / 2, num_seeds - 1), num_seeds - 1, effect)
     assert power == pytest.approx(0.8, abs=0.003)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_seeds", "prompt_sd", "tolerance"), [(3, 0.0, 0.02), (3, 0.8, 0.02), (5, 2.0, 0.02), (9, 0.3, 0.02)]
-)
-def test_the_smallest_effect_is_seen_in_four_experiments_of_five(num_seeds, prompt_sd, tolerance):
+@pytest.mark.parametrize(("num_seeds", "prompt_sd"), [(3, 0.8), (9, 0.3)])
+def test_the_smallest_effect_is_seen_in_four_experiments_of_five(num_seeds, prompt_sd):
     rng = np.random.default_rng(num_seeds)
     noise = rng.normal(size=400)
     noise = prompt_sd * (noise - noise.mean()) / noise.std()
 
     def experiment(values):
-        samples = [SeedSample(float(value), value + noise if prompt_sd else None) for value in values]
-        return estimated(samples, num_prompts=1000 if prompt_sd else None)
+        return estimated([SeedSample(float(value), value + noise) for value in values], num_prompts=1000)
 
     typical = stats.norm.ppf((np.arange(num_seeds) + 0.5) / num_seeds)
-    effect = experiment(typical / typical.std(ddof=1)).smallest_detectable(alpha=0.05)
+    effect = experiment(typical / typical.std(ddof=1)).smallest_detectable(0.05)
     seen, trials = 0, 4000
     for _ in range(trials):
         values = effect + rng.normal(size=num_seeds) + prompt_sd * rng.normal()
         seen += experiment(values).ci_low > 0
-    assert seen / trials == pytest.approx(0.8, abs=tolerance)  # 0.006 is one standard error
-
-
-def test_holm_known_values():
-    assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
-    assert holm([0.2, 0.01, 0.9]) == pytest.approx([0.4, 0.03, 0.9])
-    assert holm([]) == []
+    assert seen / trials == pytest.approx(0.8, abs=0.02)  # 0.006 is one standard error
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.001, 0.5), st.randoms())
-@settings(max_examples=100)
+@settings(max_examples=60)
 def test_holm_is_its_sequential_procedure(p_values, alpha, random):
+    assert holm([0.01, 0.02, 0.03, 0.04, 0.05]) == pytest.approx([0.05, 0.08, 0.09, 0.09, 0.09])
     adjusted = holm(p_values)
     rejected: list[int] = []
     for step, index in enumerate(np.argsort(p_values, kind="stable")):
@@ -251,11 +215,8 @@ def around(centre):
     [
         (0.1, "above", "supported", "lies above the threshold"),
         (0.1, "below", "refuted", "lies above the threshold"),
-        (-0.1, "above", "refuted", "lies below the threshold"),
         (-0.1, "below", "supported", "lies below the threshold"),
         (0.06, "above", "inconclusive", "includes the threshold"),
-        (0.06, "below", "inconclusive", "includes the threshold"),
-        (0.02, "above", "inconclusive", "includes the threshold"),
     ],
 )
 def test_a_verdict_is_the_side_of_the_interval(centre, direction, verdict, said):
@@ -263,7 +224,7 @@ def test_a_verdict_is_the_side_of_the_interval(centre, direction, verdict, said)
     assert judgement.verdict == verdict
     assert said in judgement.reason
     assert judgement.p == judgement.p_holm == around(centre).p_value(0.02)
-    assert judgement.smallest_detectable == around(0).smallest_detectable(alpha=0.05)
+    assert judgement.smallest_detectable == around(0).smallest_detectable(0.05)
 
 
 def test_holm_takes_back_what_one_claim_alone_would_have_supported():
@@ -275,7 +236,7 @@ def test_holm_takes_back_what_one_claim_alone_would_have_supported():
     assert both["gain"].verdict == "inconclusive"
     assert both["gain"].p_holm == pytest.approx(2 * alone.p)
     assert "but not after Holm's correction over 2 hypotheses" in both["gain"].reason
-    assert both["gain"].smallest_detectable == around(0).smallest_detectable(alpha=0.025)
+    assert both["gain"].smallest_detectable == around(0).smallest_detectable(0.025)
     assert (both["lost"].verdict, both["lost"].p, both["lost"].p_holm) == ("inconclusive", None, None)
     assert "No interval: one seed" in both["lost"].reason
     sure = judge({"gain": (claim, around(0.2)), "lost": (claim, unknown)})["gain"]
@@ -283,21 +244,9 @@ def test_holm_takes_back_what_one_claim_alone_would_have_supported():
     assert "also after Holm's correction over 2 hypotheses" in sure.reason
 
 
-def test_stricter_alpha_speaks_of_its_own_interval_and_impossible_rates_are_refused():
-    judged = judge({"H": (Claim("H", "above", 0.0), around(0.05))}, alpha=0.01)["H"]
-    assert judged.verdict == "inconclusive"
-    assert "The 99 % interval includes" in judged.reason
-    assert judge({}) == {}
-    with pytest.raises(ConfigError, match="alpha=5"):
-        judge({}, alpha=5)
-    for alpha, power in ((0.0, 0.8), (0.9, 0.8), (0.05, 1.0), (np.nan, 0.8)):
-        with pytest.raises(ConfigError, match="smallest_detectable got"):
-            values_only([0.1, 0.2]).smallest_detectable(alpha=alpha, power=power)
-
-
 @pytest.mark.slow
 @given(seed=st.integers(0, 2**32 - 1), num_seeds=st.integers(2, 4), binary=st.booleans())
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_experiments_of_few_seeds_have_intervals_at_every_alpha_that_shrink_as_it_grows(seed, num_seeds, binary):
     rng = np.random.default_rng(seed)
     num_prompts, seed_sd = int(rng.integers(5, 60)), rng.choice([0, 0.01, 0.3, 5])
@@ -323,4 +272,4 @@ def test_experiments_of_few_seeds_have_intervals_at_every_alpha_that_shrink_as_i
     for distance in (1e-13, 1e-9, 0.01, 0.5 * widths[3], 50):
         nearer, p = estimate.p_value(estimate.value + distance / 2), estimate.p_value(estimate.value + distance)
         assert 0 <= p <= nearer + 1e-7 <= 1 + 1e-7
-    assert estimate.smallest_detectable(alpha=0.05, power=0.8) >= 0
+    assert estimate.smallest_detectable(0.05) >= 0

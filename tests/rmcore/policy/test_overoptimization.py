@@ -12,7 +12,7 @@ from rmcore.cli.guard import guard
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.policy.overoptimization import overoptimization
 from rmcore.policy.sampling.samples import read_samples
-from rmcore.reporting.figures.overoptimization import finding, overoptimization_figure
+from rmcore.reporting.html.policy import curve_finding, overoptimization_figure
 
 METHODS = ["best_of_n", "kl_optimum"]
 
@@ -55,7 +55,7 @@ def test_a_gold_reward_that_falls_is_called_turned():
     assert curve.turned
     assert 0 < curve.best < len(curve.points) - 1
     assert curve.fall.ci_high < 0
-    assert "turns: highest at n = " in finding(curve.to_dict())
+    assert "turns: highest at n = " in curve_finding(curve.to_dict())
 
 
 @pytest.mark.slow
@@ -117,7 +117,7 @@ def test_the_figure_says_what_was_found():
     curves = [overoptimization(*world(0, 0.8), method=method, num_resamples=100).to_dict() for method in METHODS]
     figure = overoptimization_figure("rm", curves)
     assert len(figure.axes) == 2
-    assert finding(curves[0]) in " ".join(figure.get_suptitle().split())
+    assert curve_finding(curves[0]) in " ".join(figure.get_suptitle().split())
     labels = figure.axes[0].get_legend_handles_labels()[1]
     assert set(labels) == {"proxy reward", "true reward, ends if no prompt is a disaster"}
     assert "nats" in figure.axes[1].get_xlabel()

@@ -4,10 +4,10 @@ import pytest
 
 import report_sample
 from capability_samples import sample_of
-from rmcore.reporting.card.evidence import read_evidence
+from rmcore.reporting.card import read_evidence
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html.blocks import markdown
-from rmcore.reporting.html.html import sections
+from rmcore.reporting.html.report import sections
 
 sample = sample_of("probes")
 

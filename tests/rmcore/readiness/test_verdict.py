@@ -26,7 +26,7 @@ from rmcore.readiness.verdict import (
     verdict_on_samples,
     with_outcome,
 )
-from rmcore.reporting.verdict_style import check_result, verdict_style
+from rmcore.reporting.verdict_style import VERDICT_STYLES, check_result
 
 PASS = GateCheck("a", 0.7, 0.6, True, "a: 0.7, above 0.6")
 FAIL = GateCheck("b", 0.1, 0.6, False, "b: 0.1, not above 0.6")
@@ -60,7 +60,7 @@ def test_nothing_below_the_third_rung_is_ready_whatever_passed(found, answers):
     assert verdict["rung"] == (1 if answers is None else 2) < LOWEST_READY_RUNG
     assert verdict["status"] not in PASSED
     assert "ready" not in verdict["headline"].lower()
-    assert verdict_style(verdict).tone != "good"
+    assert VERDICT_STYLES[verdict["status"]].tone != "good"
     assert verdict["reasons"][-found.count(FAIL) :] == [FAIL.text] * found.count(FAIL) or not found.count(FAIL)
     json.dumps(verdict, allow_nan=False)
 
@@ -71,7 +71,7 @@ def test_on_samples_every_check_decides(found):
     status = "not_ready" if FAIL in found else "unclear" if OPEN in found else "ready"
     assert (verdict["rung"], verdict["status"]) == (3, status)
     assert PLAN["plan"] in verdict["headline"]
-    assert verdict_style(verdict).tone == {"not_ready": "bad", "unclear": "open", "ready": "good"}[status]
+    assert VERDICT_STYLES[verdict["status"]].tone == {"not_ready": "bad", "unclear": "open", "ready": "good"}[status]
     assert verdict["reasons"][:-1] == [FAIL.text] * found.count(FAIL) + [OPEN.text] * found.count(OPEN)
 
 
@@ -206,7 +206,7 @@ def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():
 )
 def test_a_policy_that_was_optimised_is_the_highest_rung(status, verdict, tone):
     found = verdict_on_policy(trained(status))
-    assert (found["rung"], found["status"], verdict_style(found).tone) == (4, verdict, tone)
+    assert (found["rung"], found["status"], VERDICT_STYLES[found["status"]].tone) == (4, verdict, tone)
     assert next_rung(found, PipelineConfig(), ["mine"]) is None
 
 

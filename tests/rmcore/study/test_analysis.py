@@ -90,17 +90,6 @@ def test_a_difference_is_the_mean_over_seeds_of_arm_minus_versus(tested):
     )
 
 
-def test_pairing_makes_a_difference_surer_than_the_two_levels_apart(tested):
-    _, cells = tested
-    [difference, *levels] = judged(
-        cells,
-        hypothesis(metric="eval/test_mean_margin"),
-        *[hypothesis(name=arm, metric="eval/test_mean_margin", comparison="level", arm=arm) for arm in ("new", "old")],
-    )
-    widths = [one["ci_high"] - one["ci_low"] for one in (difference, *levels)]
-    assert widths[0] < 0.8 * math.hypot(*widths[1:])
-
-
 def test_an_arm_does_not_differ_from_itself(tested):
     _, cells = tested
     twins = cells | {("twin", seed): cells["new", seed] for seed in SEEDS}
@@ -173,12 +162,6 @@ def test_a_metric_with_a_value_in_some_seeds_has_no_mean_of_the_lucky_ones():
     assert arm_metrics(cells, "old", SEEDS, [name])[name]["num"] == 3
 
 
-def test_an_arm_without_a_finished_cell_has_no_estimate():
-    found = judged(timed({"old": [1, 2, 3]}), hypothesis(metric=SPEED))
-    assert (found["value"], found["num_seeds"], found["p"]) == (None, 0, None)
-    assert "3 of 3 declared seeds failed" in found["reason"]
-
-
 def test_shared_prompts_are_told_from_prompts_of_each_seeds_own(tested, measure, make_rewards):
     _, shared = tested
     own = {
@@ -201,9 +184,8 @@ def test_a_seed_with_one_test_prompt_does_not_stop_the_analysis(measure, make_re
     assert found["method"].startswith("Mean of 3 seeds; Student t interval over seeds")
 
 
-@pytest.mark.parametrize("num_prompts", [10, 40])
-def test_the_sign_flip_of_one_seed_is_that_of_two_models_compared(num_prompts, measure, make_rewards):
-    old, new = (make_rewards(seed, num_pairs=200, num_prompts=num_prompts) for seed in (0, 1))
+def test_the_sign_flip_of_one_seed_is_that_of_two_models_compared(measure, make_rewards):
+    old, new = (make_rewards(seed, num_pairs=200, num_prompts=40) for seed in (0, 1))
     new = new.assign(reward_chosen=new.reward_chosen + 0.4)
     cells = {("old", 0): measure("old", 0, old), ("new", 0): measure("new", 0, new)}
     found = judged(cells, seeds=(0,))
@@ -253,9 +235,12 @@ def test_holm_counts_every_hypothesis_also_those_without_a_value():
     assert [one["verdict"] for one in together[1:]] == ["inconclusive"] * 3
 
 
-@pytest.mark.parametrize("metric", sorted(SHARES))
-def test_the_interval_of_a_share_stays_within_0_and_1(metric):
+def test_the_interval_of_a_share_stays_within_0_and_1_and_a_debiased_error_below_zero_reads_as_none():
     """Student's t knows no bounds: three seeds near an end reach far beyond it."""
+    metric = "calib/test_ece_debiased"
+    assert {ACCURACY, metric} <= SHARES
+    below = arm_metrics(timed({"new": [-0.01, -0.02, 0.01]}, metric), "new", SEEDS, [metric])[metric]
+    assert (below["value"], below["ci_low"]) == (0.0, 0.0) != below["ci_high"]
     cells = timed({"high": [0.9, 0.99, 1.0], "low": [0.0, 0.01, 0.1], "middle": [0.49, 0.5, 0.51]}, metric)
     ends = {arm: arm_metrics(cells, arm, SEEDS, [metric])[metric] for arm in ("high", "low", "middle")}
     assert (ends["high"]["ci_high"], ends["low"]["ci_low"]) == (1.0, 0.0)
@@ -266,13 +251,6 @@ def test_the_interval_of_a_share_stays_within_0_and_1(metric):
     assert found["ci_high"] == 1.0
     difference = judged(cells, hypothesis(metric=metric, arm="high", versus="low", threshold=0.5))
     assert difference["ci_high"] > 1.0  # as far as its own t interval reaches
-
-
-def test_a_debiased_error_below_zero_reads_as_none():
-    cells = timed({"new": [-0.01, -0.02, 0.01]}, "calib/test_ece_debiased")
-    found = arm_metrics(cells, "new", SEEDS, ["calib/test_ece_debiased"])["calib/test_ece_debiased"]
-    assert (found["value"], found["ci_low"]) == (0.0, 0.0)
-    assert found["ci_high"] > 0
 
 
 def test_bands_are_of_the_means():
@@ -359,7 +337,7 @@ def test_a_claim_of_eight_seeds_is_covered_under_the_condition_that_its_own_sent
     """One training of ten collapses in one arm, by 0.2. The interval of all experiments holds the difference of all
     trainings in 61 %, the one that its condition names in 97.5 %: without any, or with as many as here.
     """
-    rng, trials, covered = np.random.default_rng(8), 400, {"as said": 0, "of all trainings": 0}
+    rng, trials, covered = np.random.default_rng(8), 300, {"as said": 0, "of all trainings": 0}
     for _ in range(trials):
         old, new = 0.7 + 0.012 * rng.normal(size=(2, 8))
         broken = rng.random(8) < 0.1

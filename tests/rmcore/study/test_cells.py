@@ -28,21 +28,14 @@ def with_chances(frame):
     return frame.assign(chosen_probability=np.random.default_rng(4).random(len(frame)))
 
 
-def test_values_are_those_of_the_report_card(measure, make_rewards):
+@pytest.mark.parametrize("beta", [1.0, 0.25])
+def test_values_are_those_of_the_report_card_by_the_beta_that_the_evaluation_recorded(beta, measure, make_rewards):
     frame = with_chances(make_rewards())
-    card = evaluate_pairs(frame, num_resamples=100)
-    measured = measure("a", 0, frame)
+    card = evaluate_pairs(frame, num_resamples=100, beta=beta)
+    measured = measure("a", 0, frame, beta=beta)
     for metric, name in TEST_METRICS.items():
         assert measured.value(metric) == pytest.approx(card[name].value), metric
         assert measured.samples[metric].replicates.shape == (NUM_RESAMPLES,)
-
-
-def test_probabilities_are_by_the_beta_that_the_evaluation_recorded(measure, make_rewards):
-    frame = with_chances(make_rewards())
-    card = evaluate_pairs(frame, num_resamples=100, beta=0.25)
-    measured = measure("a", 0, frame, beta=0.25)
-    for metric, name in TEST_METRICS.items():
-        assert measured.value(metric) == pytest.approx(card[name].value), metric
 
 
 def test_cells_with_the_same_prompts_are_resampled_together_whatever_the_order_of_rows(measure, make_rewards):
@@ -113,19 +106,13 @@ def test_a_model_with_constant_rewards_is_one_that_guesses(measure, make_rewards
     assert cell.value("eval/test_loss") == pytest.approx(np.log(2))
 
 
-def test_without_train_pairs_there_is_no_gap(measure, make_rewards):
-    assert GAP not in measure("c", 0, make_rewards(), train=pd.DataFrame()).samples
-
-
-def test_an_undefined_metric_is_absent(measure, make_rewards):
+def test_what_cannot_be_measured_is_absent(measure, make_rewards):
     frame = make_rewards().assign(chosen_chars=100, rejected_chars=10)
-    cell = measure("a", 0, frame)
+    cell = measure("a", 0, frame, train=pd.DataFrame())
     assert cell.value("eval/test_length_matched_accuracy") is None
+    assert GAP not in cell.samples
     assert cell.value(ACCURACY) is not None
-
-
-def test_one_prompt_has_a_value_without_replicates(measure, make_rewards):
-    assert measure("a", 0, make_rewards(num_prompts=1)).samples[ACCURACY].replicates is None
+    assert measure("b", 0, make_rewards(num_prompts=1)).samples[ACCURACY].replicates is None
 
 
 def row(step, accuracy=None, seconds=None):
@@ -171,21 +158,16 @@ def test_the_gate_is_judged_on_this_cell(measure, make_rewards):
     assert failed == {"pairwise_accuracy", "train_test_gap"}
 
 
-@pytest.mark.parametrize(
-    "metric", [ACCURACY, "eval/test_length_matched_accuracy", "eval/test_loss", "eval/test_negative_margin_rate"]
-)
-def test_prompt_scores_add_up_to_the_metric(metric, measure, make_rewards, table):
+def test_prompt_scores_add_up_to_the_metric_and_what_is_no_mean_over_pairs_has_none(measure, make_rewards, table):
     frame = make_rewards()
-    rewards = table(frame)
-    scores = prompt_scores(rewards, metric)
-    count = rewards.length_matched.sum() if "length" in metric else rewards.num_pairs
-    assert scores.shape == (rewards.num_prompts,)
-    assert scores.sum() / count == pytest.approx(measure("a", 0, frame).value(metric))
-
-
-@pytest.mark.parametrize("metric", ["calib/test_ece_debiased", GAP, "cost/train_seconds"])
-def test_what_is_no_mean_over_pairs_has_no_prompt_scores(metric, make_rewards, table):
-    assert prompt_scores(table(make_rewards()), metric) is None
+    rewards, cell = table(frame), measure("a", 0, frame)
+    for metric in (ACCURACY, "eval/test_length_matched_accuracy", "eval/test_loss"):
+        scores = prompt_scores(rewards, metric)
+        count = rewards.length_matched.sum() if "length" in metric else rewards.num_pairs
+        assert scores.shape == (rewards.num_prompts,)
+        assert scores.sum() / count == pytest.approx(cell.value(metric))
+    for metric in ("calib/test_ece_debiased", GAP, "cost/train_seconds"):
+        assert prompt_scores(rewards, metric) is None
 
 
 def test_a_prompts_digest_ignores_the_order_and_repetition_of_rows(make_rewards):

@@ -36,7 +36,7 @@ def finished(publish, store):
 
 @pytest.mark.slow
 def test_training_time_is_pairs_over_throughput_and_what_is_spent_outside_of_steps(finished):
-    estimates = finished()
+    estimates = finished(probes={probe_kind(config()): PROBE})  # a finished training is believed before a probe
     assert estimates.seconds(config(), "train") == pytest.approx(10.0)
     for steps in (1, 80, 1000):
         longer = config(train={"steps": steps})
@@ -55,33 +55,29 @@ def test_what_does_not_change_throughput_does_not_matter(finished):
     assert estimates.seconds(other, "train") == pytest.approx(10.0)
 
 
-UNLIKE = {
-    "model": {"model": {"name": "minilm"}},
-    "length": {"model": {"max_seq_len": 1024}},
-    "adapters": {"model": {"lora": LoraSettings()}},
-    "precision": {"train": {"precision": "bf16"}},
-    "loop": {"train": {"batching": "plain", "token_budget": 8192}},
-    "packing": {"train": {"packing": False}},
-    "recomputation": {"train": {"gradient_checkpointing": True}},
-    "pairs of a step": {"train": {"pairs_per_step": 64}},
-    "two passes a step": {"train": {"optimizer": "sam"}},
-    "device": {"device": "cuda"},
-}
+UNLIKE = [
+    {"model": {"name": "minilm"}},
+    {"model": {"max_seq_len": 1024}},
+    {"model": {"lora": LoraSettings()}},
+    {"train": {"precision": "bf16"}},
+    {"train": {"batching": "plain", "token_budget": 8192}},
+    {"train": {"packing": False}},
+    {"train": {"gradient_checkpointing": True}},
+    {"train": {"pairs_per_step": 64}},
+    {"train": {"optimizer": "sam"}},
+    {"device": "cuda"},
+]
 
 
-@pytest.mark.parametrize("changes", UNLIKE.values(), ids=UNLIKE.keys())
-def test_another_kind_of_training_is_unknown_until_it_is_probed(changes, finished):
-    estimates, other = finished(), config(**changes)
-    assert kind(other) != kind(config())
-    assert estimates.seconds(other, "train") is None
-    assert not estimates.knows(other)
-    probed = Estimates(estimates.entries, {probe_kind(other): PROBE})
-    assert probed.seconds(other, "train") == pytest.approx(7.0 + 40 * other.train.pairs_per_step / 20)
-    assert probed.knows(other)
-
-
-def test_a_finished_training_is_believed_before_a_probe(finished):
-    assert finished(probes={probe_kind(config()): PROBE}).seconds(config(), "train") == pytest.approx(10.0)
+def test_another_kind_of_training_is_unknown_until_it_is_probed(finished):
+    estimates = finished()
+    for other in (config(**changes) for changes in UNLIKE):
+        assert kind(other) != kind(config())
+        assert estimates.seconds(other, "train") is None
+        assert not estimates.knows(other)
+        probed = Estimates(estimates.entries, {probe_kind(other): PROBE})
+        assert probed.seconds(other, "train") == pytest.approx(7.0 + 40 * other.train.pairs_per_step / 20)
+        assert probed.knows(other)
 
 
 def test_the_pairs_of_an_epoch_are_those_of_the_data_that_a_probe_has_counted(finished):
@@ -91,14 +87,7 @@ def test_the_pairs_of_an_epoch_are_those_of_the_data_that_a_probe_has_counted(fi
     estimates = finished(config(train={"steps": None, "epochs": 1.0}), probes={probe_kind(thrice): PROBE})
     assert estimates.seconds(thrice, "train") == pytest.approx(2.0 + 3 * 1000 / 40)
     assert estimates.seconds(larger, "train") is None
-
-
-def test_how_many_pairs_an_epoch_has_is_not_guessed_from_steps(finished):
-    """A training of 40 steps says how fast it was, not how long its data are; a probe counts them."""
-    twice = config(train={"steps": None, "epochs": 2.0})
-    assert finished().seconds(twice, "train") is None
-    probed = Estimates(finished(config(seed=1)).entries, {probe_kind(twice): PROBE})
-    assert probed.seconds(twice, "train") == pytest.approx(2.0 + 2 * 1000 / 40)
+    assert finished().seconds(thrice, "train") is None  # steps say how fast it was, not how long its data are
 
 
 def test_a_damaged_record_is_passed_over(finished, store, publish):
@@ -140,10 +129,6 @@ def test_data_from_elsewhere_are_not_taken_for_prepared(tmp_path, finished):
     estimates = finished()
     assert estimates.seconds(other, "prepare") is None
     assert Estimates(estimates.entries, {probe_kind(other): PROBE}).seconds(other, "prepare") == 7.0
-
-
-def test_nothing_is_known_of_an_empty_store():
-    assert not any(Estimates([], {}).seconds(config(), stage) for stage in ("prepare", "train", "evaluate"))
 
 
 TINY = {"data": {"gold": {"num_prompts": 20, "pairs_per_prompt": 1}}, "model": {"name": "tiny", "max_seq_len": 128}}

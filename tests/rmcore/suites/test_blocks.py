@@ -3,7 +3,7 @@
 import pytest
 
 import report_sample
-from rmcore.reporting.card.evidence import read_evidence
+from rmcore.reporting.card import read_evidence
 from rmcore.reporting.html.blocks import markdown
 
 

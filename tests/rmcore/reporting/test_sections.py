@@ -9,15 +9,11 @@ import logged_sample
 import report_sample as sample
 from capability_samples import RECORDS as CAPABILITIES
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.logged_answers import finding
-from rmcore.reporting.figures.rlhf import rlhf_curves_figure
-from rmcore.reporting.figures.style import save
-from rmcore.reporting.figures.watch import watch_figure
 from rmcore.reporting.html.blocks import markdown
-from rmcore.reporting.html.html import sections
+from rmcore.reporting.html.logged import logged_finding
 from rmcore.reporting.html.policy import best_of_n_block, confirmation_block, readiness_block
+from rmcore.reporting.html.report import sections, summary_markdown
 from rmcore.reporting.html.rlhf import DIGITS
-from rmcore.reporting.html.summary import summary_markdown
 
 pytestmark = pytest.mark.slow
 
@@ -46,12 +42,14 @@ def flat(text):
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_all_of_a_section_is_in_the_page_and_in_markdown_in_whole_rows(report_with, name):
-    """And no word of the program, nor an element that a text would be."""
-    anchor, record = RECORDS[name]
-    results = sample.results() | record()
-    text = report_with(**record()).section(anchor)
-    [block] = [one.block for one in sections(results) if one.anchor == anchor]
+def test_all_of_a_section_and_every_number_of_its_record_is_in_the_page_and_in_markdown(report_with, name):
+    """In whole rows, with no word of the program, nor an element that a text would be."""
+    anchor, make_record = RECORDS[name]
+    record = make_record()
+    text = report_with(**record).section(anchor)
+    for number in numbers_of(anchor, next(iter(record.values()))):
+        assert flat(number) in text
+    [block] = [section.block for section in sections(sample.results() | record) if section.anchor == anchor]
     for part in (block, *block.parts):
         for table in part.tables:
             assert {len(row) for row in table.rows} <= {len(table.headings)}
@@ -82,16 +80,7 @@ def numbers_of(anchor, record):
         for row in record["choices"]:
             yield from (numbers.with_interval(row[name], "share") for name in ("win_rate", "longest_win_rate"))
             yield from (numbers.with_interval(row["gain"]), numbers.percent(row["perfect_win_rate"]))
-        yield finding(record)
-
-
-@pytest.mark.parametrize("name", [name for name in RECORDS if name not in ("policy", *CAPABILITIES)])
-def test_every_number_of_a_record_is_in_its_section(report_with, name):
-    anchor, record = RECORDS[name]
-    [value] = record().values()
-    text = report_with(**record()).section(anchor)
-    for shown in numbers_of(anchor, value):
-        assert flat(shown) in text
+        yield logged_finding(record)
 
 
 @pytest.mark.parametrize(
@@ -102,10 +91,10 @@ def test_the_finding_compares_the_model_with_the_longest_answer(ends, said):
     record = logged_sample.record(2.0)
     best = next(row for row in record["choices"] if row["k"] == record["best_k"])
     best["over_longest"] |= {"ci_low": ends[0], "ci_high": ends[1]}
-    assert said in finding(record)
-    assert f"Up to k = {record['best_k']} the model picks better answers among logged ones" in finding(record)
-    assert finding(logged_sample.record(0.0)).startswith("It is not certain")
-    assert finding(logged_sample.record(-2.0)).startswith("The model picks the worse answers")
+    assert said in logged_finding(record)
+    assert f"Up to k = {record['best_k']} the model picks better answers among logged ones" in logged_finding(record)
+    assert logged_finding(logged_sample.record(0.0)).startswith("It is not certain")
+    assert logged_finding(logged_sample.record(-2.0)).startswith("The model picks the worse answers")
     told = summary_markdown(sample.results() | {"logged": record})
     assert numbers.with_interval(record["choices"][0]["win_rate"], "share") in told
     assert "logged answers" not in summary_markdown(sample.results() | {"logged": None})
@@ -125,15 +114,6 @@ def test_the_verdict_on_a_policy_names_its_rung_and_follows_from_its_checks(repo
     assert told.startswith(f"# {served['verdict']['headline']}".replace("_", r"\_"))
     assert f"{gain['value']:.3f} ({gain['ci_low']:.3f} to {gain['ci_high']:.3f})" in told
     assert r"| Sort \| these numbers. | 1, 2 \<b\> | (an empty answer) | +0.31 |" in told
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("best_of_n", [None, True, False], ids=["none", "gold", "no gold"])
-def test_the_figure_is_drawn_whatever_the_record_lacks(kind, best_of_n, tmp_path):
-    other = None if best_of_n is None else sample.rlhf_sample.best_of_n(gold=best_of_n)
-    assert save(rlhf_curves_figure(make(**KINDS[kind]), other), tmp_path / "a.png").stat().st_size > 20_000
-    if kind.startswith("watched"):
-        assert save(watch_figure(make(**KINDS[kind])), tmp_path / "b.png").stat().st_size > 20_000
 
 
 def test_looks_are_shown_where_somebody_watched_alone(report_with):

@@ -7,18 +7,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
-import report_sample
 import report_sample as sample
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.style import new_figure, save
 from rmcore.reporting.html.blocks import Block, Named, Table, capabilities_shown, escape, markdown
 from rmcore.reporting.html.cards import headline_cards
-from rmcore.reporting.html.html import sections
 from rmcore.reporting.html.logged import HEADINGS, TITLE
 from rmcore.reporting.html.note import RUN_FILES, in_run, plain, verdict_note
 from rmcore.reporting.html.page import write_block_report
-from rmcore.reporting.html.summary import summary_markdown
-from rmcore.reporting.html.tree import blocks
+from rmcore.reporting.html.report import sections, summary_markdown
+from rmcore.reporting.html.tree import record_blocks
 
 NASTY = "<script>alert(1)</script> [x](javascript:alert) | ![y](http://evil.example/z)"
 
@@ -59,7 +57,7 @@ def test_markdown_shows_every_text_as_it_is_and_keeps_its_columns(title, text, f
 
 
 def test_every_section_of_a_report_can_be_shown_in_markdown():
-    for one in sections(report_sample.results()):
+    for one in sections(sample.results()):
         told = markdown(one.block)
         assert told.startswith("# ")
         assert "None" not in told.split()
@@ -95,10 +93,10 @@ def string_leaves(value) -> list[str]:
 
 
 @pytest.mark.slow
-@settings(max_examples=100)
+@settings(max_examples=50)
 @given(st.dictionaries(KEYS, RECORDS, max_size=5))
 def test_every_text_leaf_is_shown_and_tables_are_rectangular(record):
-    found = blocks(record, "all")
+    found = record_blocks(record, "all")
     tables = [table for block in found for table in block.tables]
     cells = [cell for one in tables for row in one.rows for cell in row] + [s for b in found for s in b.findings]
     everything = "\n".join(cells)
@@ -111,7 +109,7 @@ def test_every_text_leaf_is_shown_and_tables_are_rectangular(record):
 
 def test_splits_stand_side_by_side_and_distributions_are_folded():
     split = {"num_pairs": 3, "longer_wins": {"accuracy": 0.75}, "characters": {"prompt": {"p5": 1.0, "max": 9.0}}}
-    found = blocks({"num_rows": 9, "splits": {"train": split, "test": split | {"num_pairs": 1200}}}, "overview")
+    found = record_blocks({"num_rows": 9, "splits": {"train": split, "test": split | {"num_pairs": 1200}}}, "overview")
     assert found[0].tables[0].rows == [["rows", "9"]]
     [table] = found[1].tables
     assert table.headings == ["", "train", "test"]
@@ -121,20 +119,16 @@ def test_splits_stand_side_by_side_and_distributions_are_folded():
     assert found[2].tables[0].headings == ["", "p5", "max"]
 
 
-def test_lists_of_records_and_sentences():
-    found = blocks(
+def test_lists_of_records_and_sentences_and_long_ones_which_are_cut():
+    found = record_blocks(
         {"leak": [{"splits": ["a", "b"], "num": 1}], "warnings": ["w" * 80], "names": ["p", "q"], "no": []}, "t"
     )
     by_title = {block.title: block for block in found}
     assert by_title["leak"].tables[0].rows == [["a / b", "1"]]
     assert by_title["warnings"].findings == ["w" * 80]
     assert by_title["t"].tables[0].rows == [["names", "p, q"], ["no", "none"]]
-
-
-def test_long_lists_say_that_they_are_cut():
-    (found,) = blocks({"rows": [{"a": index} for index in range(1200)]}, "t")
-    assert found.title == "rows (the first 50 of 1,200)"
-    assert len(found.tables[0].rows) == 50
+    (cut,) = record_blocks({"rows": [{"a": index} for index in range(1200)]}, "t")
+    assert (cut.title, len(cut.tables[0].rows)) == ("rows (the first 50 of 1,200)", 50)
 
 
 NOTE_NASTY = (
@@ -199,29 +193,21 @@ def test_neither_addresses_nor_texts_reach_another_place():
     assert "\n    rm-opt  # heading\n" in note
 
 
-def test_verdict_numbers_reasons_and_paths():
-    results = sample.results()
-    text = summary_markdown(results)
-    assert text.startswith(f"# {results['verdict']['headline']}")
-    assert numbers.percent(0.712) in text
-    assert numbers.interval(results["metrics"]["pairwise_accuracy"], "share") in text
-    for stage in results["stages"]:
-        assert escape(stage["path"]) in text
-    for reason in results["verdict"]["reasons"]:
-        assert f"- {reason}" in text
-
-
-def test_tables_keep_their_columns_whatever_the_texts_hold():
+def test_the_summary_has_verdict_numbers_reasons_and_paths_in_whole_rows_whatever_the_texts_hold():
     results = sample.results()
     results["stages"][0] |= {"name": "a|b\n`c`", "path": "/x|y`z"}
     results["run_name"] = "<b>[x](y)\n# not a heading"
     text = summary_markdown(results)
+    assert text.startswith(f"# {results['verdict']['headline']}")
+    assert numbers.interval(results["metrics"]["pairwise_accuracy"], "share") in text
+    assert all(escape(stage["path"]) in text for stage in results["stages"])
+    assert all(f"- {reason}" in text for reason in results["verdict"]["reasons"])
     tables = [line.replace("\\|", "") for line in text.splitlines() if line.startswith("|")]
-    told = [one.block(results[one.stage]) for one in capabilities_shown() if one.in_summary]
-    columns = {1 + len(table.headings) for block in told for table in block.tables if not table.title}
+    blocks = [shown.block(results[shown.stage]) for shown in capabilities_shown() if shown.in_summary]
+    columns = {1 + len(table.headings) for block in blocks for table in block.tables if not table.title}
     assert {line.count("|") for line in tables} == {4, 1 + len(HEADINGS), *columns}
-    headings = ["What speaks against it", "Next step", *(block.title for block in told), TITLE, "Artifacts"]
-    assert [line for line in text.splitlines() if line.startswith("#")][1:] == [f"## {one}" for one in headings]
+    headings = ["What speaks against it", "Next step", *(block.title for block in blocks), TITLE, "Artifacts"]
+    assert [line for line in text.splitlines() if line.startswith("#")][1:] == [f"## {title}" for title in headings]
     assert "<b>" not in text.replace("\\<b\\>", "")
 
 

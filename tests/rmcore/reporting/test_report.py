@@ -12,10 +12,9 @@ import report_sample as sample
 from capability_samples import RECORDS as CAPABILITIES
 from rmcore.core.errors import DataError
 from rmcore.reporting.figures.style import new_figure, save
-from rmcore.reporting.html.glossary import READINESS_WEAKNESS, WORDS
-from rmcore.reporting.html.html import CAPTIONS, sections, write_report
-from rmcore.reporting.html.page import LONGEST_TEXT, shorten
-from rmcore.reporting.html.summary import summary_markdown
+from rmcore.reporting.html.blocks import LONGEST_TEXT, shorten
+from rmcore.reporting.html.glossary import NUMBER_WORDS, READINESS_WEAKNESS, RUN_WORDS
+from rmcore.reporting.html.report import CAPTIONS, sections, write_report
 
 
 @pytest.fixture(scope="module")
@@ -60,15 +59,10 @@ def test_every_image_is_the_figure_with_its_size(page, figures, tmp_path):
     assert all(page.values("alt"))
 
 
-def test_verdict_and_its_reasons_come_first(page):
+def test_verdict_and_its_reasons_come_first_and_every_metric_is_shown_with_value_interval_and_definition(page):
     results = sample.results()
-    assert page.text.index(results["verdict"]["headline"]) < page.text.index("What was found")
-    for reason in results["verdict"]["reasons"]:
-        assert page.text.index(reason) < page.text.index("What was found")
-
-
-def test_every_metric_is_shown_with_value_interval_and_definition(page):
-    results = sample.results()
+    for told in (results["verdict"]["headline"], *results["verdict"]["reasons"]):
+        assert page.text.index(told) < page.text.index("What was found")
     [block] = [one.block for one in sections(results) if one.anchor == "metrics"]
     rows = block.tables[0].rows
     assert len(rows) == len(sample.metrics())
@@ -87,15 +81,13 @@ def test_every_gate_check_and_the_rest_of_the_record_are_shown(page):
     expected += [stage[part] for stage in results["stages"] for part in ("name", "key", "path")]
     expected += [*results["environment"].values(), *results["readiness"]["recommendations"]]
     expected += results["audit"]["warnings"] + ["empty chosen", "share of completions", "21 November 2026, 01:30 UTC"]
-    expected += ["fewer than two positive eigenvalues are known", "completions cut", "step 400"]
+    expected += ["completions cut", "step 400"]
     for text in expected:
         assert " ".join(text.split()) in page.text
 
 
-@pytest.mark.slow
-def test_configuration_reads_back(parse, figures, tmp_path):
-    raw = write_report(sample.results(), {}, tmp_path / "r.html").read_text(encoding="utf-8")
-    listing = parse(raw.rsplit("<pre>", 1)[1].split("</pre>", 1)[0])
+def test_configuration_reads_back(parse, page):
+    listing = parse(page.raw.rsplit("<pre>", 1)[1].split("</pre>", 1)[0])
     assert yaml.safe_load("".join(listing.pieces)) == sample.results()["config"]
 
 
@@ -122,9 +114,9 @@ def test_what_the_verdict_rests_on_is_open_and_the_rest_is_folded():
 
 
 @pytest.mark.slow
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.text(st.characters(exclude_categories=("Cs", "Cc")), min_size=1, max_size=60))
-def test_any_text_stays_text(render, tmp_path_factory, text):
+def test_any_text_stays_text(render, page, tmp_path_factory, text):
     hostile = f"<script>alert(1)</script><img src=x onerror=y>\" ' {{{{ 7*7 }}}} &lt; {text} </main>"
     results = sample.results()
     results["mistakes"] = [
@@ -143,22 +135,21 @@ def test_any_text_stays_text(render, tmp_path_factory, text):
     results["config"] = {"study": hostile}
     results["environment"] = {hostile: hostile}
     found = render(results, {}, tmp_path_factory.mktemp("hostile"))
-    plain = render(sample.results(), {}, tmp_path_factory.mktemp("plain"))
-    assert set(found.tags) <= set(plain.tags)
+    assert set(found.tags) <= set(page.tags)
     assert not [name for _, name, _ in found.attributes if name.startswith("on")]
     assert found.text.count(" ".join(hostile.split())) >= 8
 
 
+WORDS = NUMBER_WORDS | RUN_WORDS
 SECTIONS = {"observations": "judgements"} | {name: name for name in ("logged", "policy", *CAPABILITIES, "rlhf")}
 """Of a report, by the part of the record that each shows."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", SECTIONS)
-def test_a_part_that_was_not_measured_has_no_section(report_with, part):
-    page = report_with(**{part: None})
-    assert f'id="{SECTIONS[part]}"' not in page.raw
-    assert f'href="#{SECTIONS[part]}"' not in page.raw
+def test_a_part_that_was_not_measured_has_no_section():
+    every = sections(sample.results())
+    for part, anchor in SECTIONS.items():
+        without = sections(sample.results() | {part: None})
+        assert [section.anchor for section in every if section.anchor != anchor] == [one.anchor for one in without]
 
 
 def test_missing_parts_are_said_not_hidden(render, tmp_path):
@@ -179,25 +170,23 @@ def test_missing_parts_are_said_not_hidden(render, tmp_path):
     assert "nan" not in page.text.lower().split()
 
 
-def test_a_run_that_measured_no_curvature_says_how_the_original_score_is_formed(render, tmp_path):
+def test_a_run_without_curvature_says_how_the_original_score_is_formed(render, tmp_path):
     results = sample.results()
-    results.update(landscape=None, readiness=results["readiness"] | {"landscape_score": None})
-    page = render(results, {}, tmp_path)
-    assert "Curvature of the loss" not in page.text
-    assert "not measured" in page.section("readiness")
-    assert "sum of the other three parts over the sum of their weights" in page.section("readiness")
-    assert "None" not in page.text
-    assert "not measured" in summary_markdown(results)
+    results["readiness"]["landscape_score"] = None
+    section = render(results, {}, tmp_path).section("readiness")
+    assert "not measured" in section
+    assert "sum of the other three parts over the sum of their weights" in section
+    assert "None" not in section
 
 
 @pytest.mark.slow
 def test_a_figure_that_is_no_png_is_refused(tmp_path):
     broken = tmp_path / "broken.png"
     with pytest.raises(DataError, match="cannot be read"):
-        write_report(sample.results(), {"training_curves": broken}, tmp_path / "r.html")
+        write_report(sample.results(), {"margin_histogram": broken}, tmp_path / "r.html")
     broken.write_bytes(b"<svg/>")
     with pytest.raises(DataError, match="not a PNG"):
-        write_report(sample.results(), {"eigenvalues": broken}, tmp_path / "r.html")
+        write_report(sample.results(), {"margin_histogram": broken}, tmp_path / "r.html")
 
 
 @given(st.text(max_size=2000), st.integers(40, 1000))

@@ -1,4 +1,4 @@
-"""The report of a run: one HTML file that opens anywhere, without network, scripts or other files."""
+"""The report of a run: one HTML file that opens anywhere, without network, scripts or other files; its short form."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,20 +11,20 @@ from rmcore.core.hardware import money_text, price_per_hour
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import glossary, judgements, logged, policy, rlhf
-from rmcore.reporting.html.blocks import Block, Named, Section, Table, capabilities_shown, facts, folded, words
+from rmcore.reporting.html.blocks import Block, Named, Section, Table, capabilities_shown, facts, markdown, words
 from rmcore.reporting.html.cards import (
     checks_table,
     headline_cards,
     metrics_table,
+    mistakes_block,
     pairs_and_passes,
     tested_on,
     trained_on,
 )
-from rmcore.reporting.html.mistakes import mistakes_block
 from rmcore.reporting.html.page import date, write_page
-from rmcore.reporting.html.tree import blocks as tree_blocks
+from rmcore.reporting.html.tree import record_blocks
 from rmcore.reporting.schema import Results, StageResult
-from rmcore.reporting.verdict_style import verdict_style
+from rmcore.reporting.verdict_style import VERDICT_STYLES
 
 TEMPLATE = "report.html.j2"
 CAPTIONS = {
@@ -39,11 +39,9 @@ CAPTIONS = {
     **logged.CAPTIONS,
     **policy.CAPTIONS,
     **rlhf.CAPTIONS,
-    **{name: caption for one in capabilities_shown() for name, caption in one.captions.items()},
+    **{name: caption for capability in capabilities_shown() for name, caption in capability.captions.items()},
 }
-
-
-AUDIT_TITLES = {"num_rejected": "rows_set_aside", "rejected": "rows set aside, by reason"}
+AUDIT_KEYS = {"num_rejected": "rows_set_aside", "rejected": "rows set aside, by reason"}
 """Keys of the audit whose own words would be misread: here rejected rows are not rejected sides."""
 
 
@@ -62,7 +60,7 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     values = {
         "results": results,
         "created": date(results["created"]),
-        "verdict_style": verdict_style(results["verdict"]),
+        "verdict_style": VERDICT_STYLES[results["verdict"]["status"]],
         "question": _question(results),
         "cards": headline_cards(results),
         "sections": sections(results, [name for name in figures if name not in CAPTIONS]),
@@ -70,47 +68,92 @@ def write_report(results: Results, figures: Mapping[str, Path], out: Path) -> Pa
     return write_page(TEMPLATE, values, figures, CAPTIONS, out)
 
 
+def summary_markdown(results: Results) -> str:
+    """The result in a few lines for a terminal and Prefect: verdict, numbers, reasons, the next step, where all is."""
+    verdict, more = results["verdict"], results["next_rung"]
+    rows = [(card.label, card.value, card.interval.removeprefix("95 %: ")) for card in headline_cards(results)]
+    stages = [
+        (stage["name"], "cached" if stage["cached"] else numbers.duration(stage["wall_seconds"]), stage["path"])
+        for stage in results["stages"]
+    ]
+    parts = []
+    if verdict["reasons"]:
+        parts.append(Block("What speaks against it", findings=verdict["reasons"]))
+    if more is not None:
+        text = (f"{more['evidence']}. It costs {more['cost']}.", *([more["so_far"]] if "so_far" in more else []))
+        parts.append(Block("Next step", text=text, code=more["command"]))
+    records: Mapping[str, Any] = results
+    parts += [
+        shown.block(records[shown.stage])
+        for shown in capabilities_shown()
+        if shown.in_summary and records.get(shown.stage) is not None
+    ]
+    if results["logged"] is not None:
+        parts.append(logged.logged_block(results["logged"]))
+    parts.append(Block("Artifacts", tables=(Table(("stage", "took", "where"), stages, left=(0, 2)),)))
+    run = f"{results['run_name']} · study {results['study']} · seed {results['seed']}"
+    summary = Block(
+        verdict["headline"],
+        text=(f"Evidence level {verdict['rung']} of 4: {verdict['evidence']}", run),
+        tables=(Table(("number", "value", "95 % interval"), rows, left=(0, 2)),),
+        parts=parts,
+    )
+    return markdown(summary) + "\n"
+
+
 def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section]:
     """Everything that was found, in reading order; what the verdict does not rest on is folded."""
-    rung = results["verdict"]["rung"]
-    context = Block("Accuracy in context", figures=("accuracy_in_context",), is_folded=rung > 1)
-    calibration = Block("Calibration: are its probabilities right?", figures=("reliability_diagram",), is_folded=True)
-    margins = Block(
-        "Margins, and reward against length", figures=("margin_histogram", "reward_by_length"), is_folded=True
-    )
     records: Mapping[str, Any] = results
-    measured = [(one, records[one.stage]) for one in capabilities_shown() if records.get(one.stage) is not None]
-    tables_of_pairs = {pair: tables for one, record in measured for pair, tables in one.tables_of_pairs(record).items()}
-
-    def told(record: Any, block: Callable[[Any], Block], is_folded: bool = True) -> Block | None:
-        return None if record is None else folded(block(record), is_folded)
-
-    def policy_in_training(record: Mapping[str, Any]) -> Block:
-        block = rlhf.rlhf_block(record)
-        return block._replace(title="A policy trained against this reward model", text=(block.title, *block.text))
-
-    found: list[tuple[str, str, Block | None]] = [
+    rung = results["verdict"]["rung"]
+    measured = [(shown, records[shown.stage]) for shown in capabilities_shown() if records.get(shown.stage) is not None]
+    tables_of_pairs = {
+        pair: tables for shown, record in measured for pair, tables in shown.tables_of_pairs(record).items()
+    }
+    of_capabilities = {word: meaning for shown in capabilities_shown() for word, meaning in shown.words.items()}
+    page: list[tuple[str, str, Block | None]] = [
         ("gate", "Checks", _checks(results)),
-        ("context", "Accuracy in context", context),
-        ("judgements", "Judgements", told(results["observations"], judgements.judgements_block)),
-        ("logged", "Logged answers", told(results["logged"], logged.logged_block, rung != 2)),
-        ("policy", "Policy", told(results["policy"], policy.policy_block, rung != 3)),
-        ("rlhf", "Trained policy", told(results["rlhf"], policy_in_training, rung != 4)),
+        ("context", "Accuracy in context", CONTEXT._replace(is_folded=rung > 1)),
+        *(
+            (anchor, name, _section(block, records[part], is_folded=rung != opened_by))
+            for part, anchor, name, block, opened_by in PARTS
+        ),
         ("training", "Training", _training(results)),
-        ("calibration", "Calibration", calibration),
-        ("margins", "Margins and length", margins),
+        ("calibration", "Calibration", CALIBRATION),
+        ("margins", "Margins and length", MARGINS),
         ("readiness", "Original score", _original_score(results["readiness"])),
         ("metrics", "All metrics", _metrics(results)),
         ("data", "Data", _audit(results["audit"])),
         ("mistakes", "Mistakes", mistakes_block(results["mistakes"], tables_of_pairs)),
         ("more", "More figures", Block("More figures", figures=more_figures) if more_figures else None),
         ("provenance", "Provenance", _provenance(results)),
-        ("glossary", "Glossary", words(glossary.WORDS)),
+        ("glossary", "Glossary", words(glossary.NUMBER_WORDS | of_capabilities | glossary.RUN_WORDS)),
     ]
-    for one, record in reversed(measured):  # of two after the same section the first one stays first
-        place = next(place for place, (anchor, _, _) in enumerate(found) if anchor == one.after)
-        found.insert(place + 1, (one.stage, one.name, folded(one.block(record), one.is_folded(record))))
-    return [Section(anchor, name, block) for anchor, name, block in found if block is not None]
+    for shown, record in reversed(measured):  # of two after the same section the first one stays first
+        position = next(position for position, (anchor, _, _) in enumerate(page) if anchor == shown.after)
+        block = _section(shown.block, record, is_folded=shown.is_folded(record))
+        page.insert(position + 1, (shown.stage, shown.name, block))
+    return [Section(anchor, name, block) for anchor, name, block in page if block is not None]
+
+
+def _section(block: Callable[[Any], Block], record: Any, *, is_folded: bool) -> Block | None:
+    return None if record is None else block(record)._replace(is_folded=is_folded)
+
+
+def _policy_in_training(record: Mapping[str, Any]) -> Block:
+    block = rlhf.rlhf_block(record)
+    return block._replace(title="A policy trained against this reward model", text=(block.title, *block.text))
+
+
+CONTEXT = Block("Accuracy in context", figures=("accuracy_in_context",))
+CALIBRATION = Block("Calibration: are its probabilities right?", figures=("reliability_diagram",), is_folded=True)
+MARGINS = Block("Margins, and reward against length", figures=("margin_histogram", "reward_by_length"), is_folded=True)
+PARTS = (
+    ("observations", "judgements", "Judgements", judgements.judgements_block, None),
+    ("logged", "logged", "Logged answers", logged.logged_block, 2),
+    ("policy", "policy", "Policy", policy.policy_block, 3),
+    ("rlhf", "rlhf", "Trained policy", _policy_in_training, 4),
+)
+"""Parts of the results that may be None: anchor, name, block, and the evidence level at which the section is open."""
 
 
 def _checks(results: Results) -> Block:
@@ -134,19 +177,19 @@ def _metrics(results: Results) -> Block:
 
 
 def _training(results: Results) -> Block:
-    found = [(one["symptom"], one["diagnosis"], one["advice"]) for one in results["diagnoses"]]
+    symptoms = [(symptom["symptom"], symptom["diagnosis"], symptom["advice"]) for symptom in results["diagnoses"]]
     nothing = (
         "No known symptom of a bad run (overfitting, reversed labels, a loss that is stuck or explodes, late "
         "oscillation) was seen."
     )
-    truncation = tree_blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut")
+    truncation = record_blocks({"texts cut to fit the model": results["training"]["truncation"]}, "texts cut")
     return Block(
         "Training",
-        text=() if found else (nothing,),
+        text=() if symptoms else (nothing,),
         figures=("training_curves",),
-        tables=(Table(("seen", "diagnosis", "advice"), found, left=range(3)),) if found else (),
+        tables=(Table(("seen", "diagnosis", "advice"), symptoms, left=range(3)),) if symptoms else (),
         parts=[Block("The run in numbers", tables=(facts(_training_facts(results)),)), *truncation],
-        is_folded=not found,
+        is_folded=not symptoms,
     )
 
 
@@ -169,8 +212,8 @@ def _original_score(scores: Mapping[str, Any]) -> Block:
 
 
 def _audit(audit: Mapping[str, Any]) -> Block:
-    renamed = {AUDIT_TITLES.get(key, key): value for key, value in audit.items()}
-    parts = sorted(tree_blocks(renamed, "overview"), key=lambda block: not block.findings)  # warnings first
+    renamed = {AUDIT_KEYS.get(key, key): value for key, value in audit.items()}
+    parts = sorted(record_blocks(renamed, "overview"), key=lambda block: not block.findings)  # warnings first
     return Block("Data audit", parts=parts, is_folded=not (parts and parts[0].findings))
 
 
@@ -214,7 +257,7 @@ def _question(results: Results) -> str:
 def _device_time(stages: Sequence[StageResult]) -> str:
     """Time of the device that the stages took, and its cost, in one sentence; empty where one is not known."""
     seconds = [stage["device_seconds"] for stage in stages]
-    known = [one for one in seconds if one is not None]
+    known = [value for value in seconds if value is not None]
     if len(known) < len(seconds):
         return ""
     spent = money_text(sum(known), price_per_hour())
