@@ -134,7 +134,8 @@ class SplitAdamW(Optimizer):
 
     def keep_costliest_gradients(self) -> None:
         """Drop all gradients but that of the largest parameter, which is updated as where compiling fails."""
-        self._update = update_
+        eager: Any = update_
+        self._update = eager
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
         largest = max(parameters, key=lambda parameter: parameter.numel(), default=None)
         for parameter in parameters:
