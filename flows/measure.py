@@ -1,4 +1,4 @@
-"""What capabilities measure of a reward model, started from a form. Order only."""
+"""Measurements of a reward model by capabilities, started from a form. Order only."""
 
 from collections.abc import Mapping
 from typing import Any
