@@ -84,7 +84,7 @@ def test_a_head_of_other_weights_is_not_taken(server, client):
 
 
 def test_updates_go_by_while_requests_are_answered(server, client):
-    """At least 400 requests, 64 at a time, while 10 updates go by: each reward is that of its version, in order."""
+    """At least 150 requests, 64 at a time, while 5 updates go by: each reward is that of its version, in order."""
     rms = [world.new_model(seed) for seed in (100, 101)]
     sides = rms[0].renderer.tokenize_sides([(f"{n} + {n}?", f"{2 * n}, " * (n % 9)) for n in range(200)])
     truth = [rm.score_sides(sides).tolist() for rm in rms]
@@ -94,7 +94,7 @@ def test_updates_go_by_while_requests_are_answered(server, client):
 
     def ask_on(busy):
         answers = []
-        while (number := next(numbers)) < 400 or not published.is_set():
+        while (number := next(numbers)) < 150 or not published.is_set():
             rows = [(number * 31 + offset) % len(sides) for offset in range(1 + number % 7)]
             answers.append((rows, busy.score([sides[row].ids for row in rows])))
         return answers
@@ -102,15 +102,15 @@ def test_updates_go_by_while_requests_are_answered(server, client):
     with server.client(max_concurrency=64, timeout_s=PATIENCE_S) as busy, ThreadPoolExecutor(64) as pool:
         publisher.publish(rms[0])
         asking = [pool.submit(ask_on, busy) for _ in range(64)]
-        for number in range(1, 11):
+        for number in range(1, 6):
             publisher.publish(rms[number % 2])
         published.set()
         answers = [answer for one in asking for answer in one.result()]
-    assert len(answers) >= 400
+    assert len(answers) >= 150
     versions = {answer.weight_version - begin - 1 for _, answer in answers}
-    assert versions <= set(range(11))
-    assert len(versions) > 5
+    assert versions <= set(range(6))
+    assert len(versions) > 2
     for rows, answer in answers:
         of_version = truth[(answer.weight_version - begin - 1) % 2]
         assert answer.rewards == world.close(of_version[row] for row in rows)
-    assert client.version().weight_version == begin + 11
+    assert client.version().weight_version == begin + 6
