@@ -31,7 +31,7 @@ class Settings(BaseModel):
     common: ClassVar[tuple[str, ...]] = ()
     """Fields of a capability's section that `rm-opt init` writes down."""
     usual: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
-    """What a capability's section begins with in a preset or a size of experiments, by its name; else the defaults."""
+    """Settings that a capability's section begins with in a preset or a size of experiments, by the name of that."""
 
     @classmethod
     def __pydantic_init_subclass__(cls, **given: Any) -> None:
