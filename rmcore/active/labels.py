@@ -24,6 +24,7 @@ from rmcore.data.pair import PreferencePair, answer_turn, dialogue_records, prom
 COLUMNS = ("pair_id", "prompt", "response_a", "response_b", "preferred")
 SHOWN = 5
 """Ids that an error names."""
+INGEST_AGAIN = "Nothing was taken over; correct the file and ingest it again."
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,58 +90,78 @@ def ingest(labels: Path, pool: Sequence[PreferencePair], out: Path, judge: Label
         judge: is asked about the rows left empty, once all others are found to be in order.
 
     Raises:
-        DataError: a column is missing or there twice; an id is unknown, twice in the CSV or in `out` already; a text
-            differs from the pool's; or `preferred` is something else. Nothing is written then.
+        DataError: see `read_preferences`; or an id is in `out` already. Nothing is written then.
     """
-    rows = read_proposal(labels)
     known = {pair.pair_id: pair for pair in pool}
-    _refuse("are not in the pool", [row["pair_id"] for row in rows if row["pair_id"] not in known], labels)
-    counts = Counter(row["pair_id"] for row in rows)
-    _refuse("are there more than once", [name for name, count in counts.items() if count > 1], labels)
-    wrong = [f"{row['pair_id']} ({row['preferred']!r})" for row in rows if row["preferred"] not in ("a", "b", "")]
-    _refuse("prefer neither a nor b (leave what is undecided empty)", wrong, labels)
-    changed = [row["pair_id"] for row in rows if not same_texts(row, known[row["pair_id"]])]
-    _refuse("have other responses than the pool", changed, labels)
+    preferences = read_preferences(labels, known, INGEST_AGAIN)
     out.parent.mkdir(parents=True, exist_ok=True)
-    judged = [row for row in rows if not row["preferred"]] if judge is not None else []
-    if judge is not None and judged:
-        _refuse_labelled(judged, out, labels)  # before anything is spent on them
-        judged = _judged(judged, known, judge)
-    answered = {row["pair_id"]: row for row in judged if row["preferred"] in ("a", "b")}
-    labelled = [answered.get(row["pair_id"], row) for row in rows if row["preferred"] or row["pair_id"] in answered]
+    empty = [name for name, preference in preferences.items() if preference is None]
+    judged: dict[str, float] = {}
+    if judge is not None and empty:
+        _refuse_labelled(empty, out, labels)  # before anything is spent on them
+        judged = dict(zip(empty, judge.margins([known[name] for name in empty]).tolist(), strict=True))
+    # A judge's NaN could not be read and its 0 is a tie: neither becomes a pair.
+    answers = preferences | {name: margin for name, margin in judged.items() if margin < 0 or margin > 0}
+    labelled = {name: answer for name, answer in answers.items() if answer is not None}
+    signature = {} if judge is None else judge.signature
     with exclusive(out.with_name(f".{out.name}.lock")):
-        before = _refuse_labelled(labelled, out, labels)
-        signature = {} if judge is None else judge.signature
+        before = _refuse_labelled(list(labelled), out, labels)
         records = [
-            {**_record(row, known[row["pair_id"]]), **(signature if row["pair_id"] in answered else {})}
-            for row in labelled
+            _record(known[name], is_chosen=answer > 0) | (dict(signature) if name in judged else {})
+            for name, answer in labelled.items()
         ]
         lines = before + [json.dumps(record, ensure_ascii=False) for record in records]
         write_text(out, "".join(f"{line}\n" for line in lines))
-    said = Counter(row["preferred"] for row in judged)
-    num_empty = len(rows) - len(labelled) - said["tie"] - said[""]
-    return Ingested(len(labelled), num_empty, len(lines), said["tie"], said[""])
+    num_ties, num_unread = list(judged.values()).count(0.0), sum(map(math.isnan, judged.values()))
+    num_empty = len(preferences) - len(labelled) - num_ties - num_unread
+    return Ingested(len(labelled), num_empty, len(lines), num_ties, num_unread)
 
 
-def _judged(
-    rows: Sequence[Mapping[str, str]], known: Mapping[str, PreferencePair], judge: LabellingJudge
-) -> list[dict[str, str]]:
-    """The rows with the judge's answer: a, b, tie, or nothing where there is none."""
-    pairs = [known[row["pair_id"]] for row in rows]
-    found = []
-    for row, pair, margin in zip(rows, pairs, judge.margins(pairs).tolist(), strict=True):
-        is_first = plain(row["response_a"]) == plain(pair.chosen)
-        preferred = "" if math.isnan(margin) else "tie" if margin == 0 else "a" if (margin > 0) == is_first else "b"
-        found.append({**row, "preferred": preferred})
-    return found
+def read_preferences(
+    labels: Path, pairs: Mapping[str, PreferencePair], remedy: str, *, ties: bool = False
+) -> dict[str, float | None]:
+    """Read which side of each pair of a filled-in CSV is preferred, in the order of its rows.
+
+    Args:
+        labels: as `write_proposal` writes it, filled in.
+        pairs: the pairs that it may hold, by pair_id.
+        remedy: sentences at the end of an error: what to do about it.
+        ties: whether `tie` is an answer, too.
+
+    Returns:
+        By pair_id 1 where `chosen` is preferred, -1 where `rejected` is, 0 for a tie and None for a row left empty.
+
+    Raises:
+        DataError: the file cannot be read, or a column is missing or there twice; an id is unknown or there twice; a
+            text differs from the pair's; or `preferred` is something else.
+    """
+    rows = read_proposal(labels)
+    answers = ("a", "b", "tie", "") if ties else ("a", "b", "")
+    counts = Counter(row["pair_id"] for row in rows)
+    unknown = [name for name in counts if name not in pairs]
+    _refuse("are of no pair that was proposed", unknown, labels, remedy)
+    _refuse("are there more than once", [name for name, count in counts.items() if count > 1], labels, remedy)
+    wrong = [f"{row['pair_id']} ({row['preferred']!r})" for row in rows if row["preferred"] not in answers]
+    asked = "a, b or tie" if ties else "a or b"
+    _refuse(f"have another answer than {asked} (leave what is undecided empty)", wrong, labels, remedy)
+    changed = [row["pair_id"] for row in rows if not same_texts(row, pairs[row["pair_id"]])]
+    _refuse("have other responses than the pairs that were proposed", changed, labels, remedy)
+    return {row["pair_id"]: _preference(row, pairs[row["pair_id"]]) for row in rows}
 
 
-def _refuse_labelled(rows: Sequence[Mapping[str, str]], out: Path, labels: Path) -> list[str]:
-    """The lines of the file so far, which has none of these rows."""
+def _preference(row: Mapping[str, str], pair: PreferencePair) -> float | None:
+    if row["preferred"] in ("", "tie"):
+        return 0.0 if row["preferred"] else None
+    preferred = row["response_a" if row["preferred"] == "a" else "response_b"]
+    return 1.0 if plain(preferred) == plain(pair.chosen) else -1.0
+
+
+def _refuse_labelled(names: Sequence[str], out: Path, labels: Path) -> list[str]:
+    """The lines of the file so far, which has none of these pairs."""
     # They end at `\n` alone: answers may hold U+2028, where `splitlines` splits.
     before = [line for line in out.read_bytes().decode("utf-8").split("\n") if line.strip()] if out.is_file() else []
     there = {_pair_id(line, out) for line in before}
-    _refuse(f"are labelled in {out} already", [row["pair_id"] for row in rows if row["pair_id"] in there], labels)
+    _refuse(f"are labelled in {out} already", [name for name in names if name in there], labels, INGEST_AGAIN)
     return before
 
 
@@ -175,13 +196,10 @@ def read_proposal(labels: Path) -> list[dict[str, str]]:
     return [row | {"preferred": row["preferred"].strip().lower()} for row in rows]
 
 
-def _refuse(what: str, names: Sequence[str], labels: Path) -> None:
+def _refuse(what: str, names: Sequence[str], labels: Path, remedy: str) -> None:
     if names:
         more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-        raise DataError(
-            f"{len(names)} rows of {labels} {what}: {', '.join(names[:SHOWN])}{more}. Nothing was taken over; correct "
-            "the file and ingest it again."
-        )
+        raise DataError(f"{len(names)} rows of {labels} {what}: {', '.join(names[:SHOWN])}{more}. {remedy}")
 
 
 def same_texts(row: Mapping[str, str], pair: PreferencePair) -> bool:
@@ -196,11 +214,8 @@ def plain(text: str) -> str:
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
-def _record(row: Mapping[str, str], pair: PreferencePair) -> dict[str, Any]:
-    preferred = row["response_a"] if row["preferred"] == "a" else row["response_b"]
-    chosen, rejected = pair.chosen, pair.rejected
-    if plain(chosen) != plain(preferred):
-        chosen, rejected = rejected, chosen
+def _record(pair: PreferencePair, *, is_chosen: bool) -> dict[str, Any]:
+    chosen, rejected = (pair.chosen, pair.rejected) if is_chosen else (pair.rejected, pair.chosen)
     if isinstance(pair.prompt, str):
         return {"pair_id": pair.pair_id, "prompt": pair.prompt, "chosen": chosen, "rejected": rejected}
     answers = {name: [answer_turn(text).record()] for name, text in (("chosen", chosen), ("rejected", rejected))}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 import numpy as np
 
-from rmcore.active.labels import plain, read_proposal, same_texts, write_proposal
+from rmcore.active.labels import read_preferences, write_proposal
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError, JudgementsWantedError
@@ -26,6 +26,10 @@ CALIBRATED = 24
 WINS = "wins less losses a comparison"
 EMPTY = "(an empty answer)"
 """How people see a response that has no text."""
+ANSWER_AGAIN = (
+    "Correct the file, or move it away where it belongs to another run; then the same command resumes, or writes its "
+    "own."
+)
 
 
 def differ(first: str, second: str) -> bool:
@@ -239,49 +243,29 @@ class PeopleJudge(PreferenceJudge):
     ) -> FloatArray:
         """See `PairJudge`. Two equal responses are a tie, and nobody is asked."""
         later, earlier, prompts = as_rows(prompts, later)[1], as_rows(prompts, earlier)[1], as_prompts(prompts)
-        differing = [place for place, (new, old) in enumerate(zip(later, earlier, strict=True)) if differ(new, old)]
+        differing = [index for index, (new, old) in enumerate(zip(later, earlier, strict=True)) if differ(new, old)]
         later, earlier = ([EMPTY if is_blank(text) else text for text in texts] for texts in (later, earlier))
         differences = np.zeros(len(prompts))
         if not differing:
             return differences
+        names = [f"{asked}-{index + 1}" for index in differing]
         pairs = {
-            f"{asked}-{place + 1}": PreferencePair(
-                prompt=prompts[place], chosen=later[place], rejected=earlier[place], pair_id=f"{asked}-{place + 1}"
-            )
-            for place in differing
+            name: PreferencePair(prompt=prompts[index], chosen=later[index], rejected=earlier[index], pair_id=name)
+            for name, index in zip(names, differing, strict=True)
         }
         file = self.folder / f"{asked}.csv"
         if not file.is_file():
             write_proposal(list(pairs.values()), file, seed=len(pairs))
             file.chmod(0o600)
-        answers = {row["pair_id"]: row for row in read_proposal(file)}
+        answers = read_preferences(file, pairs, ANSWER_AGAIN, ties=True)
         missing = [name for name in pairs if name not in answers]
         if missing:
-            raise DataError(
-                f"{file} lacks {len(missing)} of {len(pairs)} pairs that were requested, first {missing[0]}; restore "
-                "its rows, or move it away, then the same command writes it again."
-            )
-        other = [name for name, pair in pairs.items() if not same_texts(answers[name], pair)]
-        if other:
-            raise DataError(
-                f"{file} has other responses for {other[0]} than were sampled now: it belongs to another run. "
-                "Move it away, then the same command writes its own."
-            )
-        wrong = [name for name in pairs if answers[name]["preferred"] not in ("a", "b", "tie", "")]
-        if wrong:
-            raise DataError(
-                f"{file}: {wrong[0]} says {answers[wrong[0]]['preferred']!r} in the column preferred; a, b or tie is "
-                "expected."
-            )
-        unanswered = sum(not answers[name]["preferred"] for name in pairs)
+            raise DataError(f"{file} lacks {len(missing)} of {len(pairs)} pairs, first {missing[0]}. {ANSWER_AGAIN}")
+        unanswered = sum(answer is None for answer in answers.values())
         if unanswered:
             raise JudgementsWantedError(
                 f"{unanswered} of {len(pairs)} pairs wait to be judged in {file}: write a, b or tie into the column "
                 "preferred of each row and save it as CSV, then run the same command again, which resumes there."
             )
-        for place, (name, pair) in zip(differing, pairs.items(), strict=True):
-            row = answers[name]
-            if row["preferred"] != "tie":
-                preferred = row["response_a" if row["preferred"] == "a" else "response_b"]
-                differences[place] = 1.0 if plain(preferred) == plain(pair.chosen) else -1.0
+        differences[differing] = [answers[name] or 0.0 for name in pairs]
         return differences

@@ -6,7 +6,7 @@ import json
 import pandas as pd
 import pytest
 
-from rmcore.active.labels import ingest, read_proposal, same_texts, write_proposal
+from rmcore.active.labels import ingest, plain, read_proposal, same_texts, write_proposal
 from rmcore.config.data import GoldConfig
 from rmcore.core.errors import DataError
 from rmcore.data.gold.world import generate_pairs
@@ -39,6 +39,8 @@ def truth(pool):
 
 
 def test_labels_come_back_as_the_pairs_that_were_meant(pool, tmp_path):
+    dialogue = (Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "2 + 2?"))
+    pool = [*pool, PreferencePair(dialogue, "4,\nof course", "5")]
     write_proposal(pool, tmp_path / "to_label.csv", seed=0)
     fill(tmp_path / "to_label.csv", truth(pool))
     found = ingest(tmp_path / "to_label.csv", pool, tmp_path / "labelled.jsonl")
@@ -58,6 +60,8 @@ def test_the_order_of_a_row_is_a_coin_and_not_the_pools_order(pool, tmp_path):
     share = sum(is_first(row) == "a" for row in first) / len(pool)
     assert 0.3 < share < 0.7
     assert read(write_proposal(pool, tmp_path / "c.csv", seed=1)) != first
+    with pytest.raises(DataError, match="is there already"):  # and may hold labels
+        write_proposal(pool, tmp_path / "c.csv", seed=1)
 
 
 def test_undecided_rows_may_come_later(pool, tmp_path):
@@ -71,30 +75,20 @@ def test_undecided_rows_may_come_later(pool, tmp_path):
     assert (found.num_new, found.num_labelled) == (2, 6)
 
 
-def test_a_dialogue_comes_back_as_one(tmp_path):
-    prompt = (Message("user", "Hi"), Message("assistant", "Hello"), Message("user", "2 + 2?"))
-    pool = [PreferencePair(prompt, "4,\nof course", "5")]
-    path = write_proposal(pool, tmp_path / "to_label.csv", seed=0)
-    fill(path, truth(pool))
-    ingest(path, pool, tmp_path / "labelled.jsonl")
-    [back] = load_pairs(str(tmp_path / "labelled.jsonl")).pairs
-    assert (back.prompt, back.chosen, back.rejected) == (prompt, "4,\nof course", "5")
-
-
 CALL = '=HYPERLINK("http://x.example","y")'
 FORMULAS = (CALL, "=cmd|' /C calc'!A0", "+1", "-2+3", "@SUM(1)", "\t=1", "\r=1", "'=1", "''-", "\uff1d1")
 
 
 @pytest.mark.parametrize("saved_again", [False, True], ids=["as it was", "saved by another program"])
 def test_no_cell_is_a_formula_and_every_text_comes_back(tmp_path, saved_again):
-    texts = [*FORMULAS, "'tis", "1 = 1", "''", "plain"]
-    pool = [PreferencePair(text, f"{text} a", f"{text} b", pair_id=text.strip("\r")) for text in texts]
+    texts = [*FORMULAS, "'tis", "1 = 1", "''", "plain", "p\rq", "three\r\nfour"]
+    pool = [PreferencePair(text, f"{text} a", f"{text} b", pair_id=text.replace("\r", "")) for text in texts]
     path = write_proposal(pool, tmp_path / "to_label.csv", seed=0)
     assert not [cell for row in read(path) for cell in row.values() if cell[:1] in tuple("=+-@\t\r\uff1d")]
     if saved_again:
         pd.read_csv(path, dtype=str, keep_default_na=False).to_csv(path, index=False)
     for row, pair in zip(read_proposal(path), pool, strict=True):
-        assert (row["pair_id"], row["prompt"]) == (pair.pair_id, pair.prompt.replace("\r", "\n"))
+        assert (row["pair_id"], row["prompt"]) == (pair.pair_id, plain(pair.prompt))
         assert same_texts(row, pair)
     fill(path, lambda row: "a")
     assert ingest(path, pool, tmp_path / "labelled.jsonl").num_new == len(pool)
@@ -130,10 +124,10 @@ def broken(pool, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda rows: [*rows, rows[0] | {"pair_id": "stranger"}], "not in the pool: stranger"),
+        (lambda rows: [*rows, rows[0] | {"pair_id": "stranger"}], "no pair that was proposed: stranger"),
         (lambda rows: [*rows, rows[1]], "more than once"),
-        (lambda rows: [rows[0] | {"preferred": "both"}, *rows[1:]], "prefer neither a nor b"),
-        (lambda rows: [rows[0] | {"response_a": "other"}, *rows[1:]], "other responses than the pool"),
+        (lambda rows: [rows[0] | {"preferred": "both"}, *rows[1:]], "another answer than a or b"),
+        (lambda rows: [rows[0] | {"response_a": "other"}, *rows[1:]], "other responses than the pairs"),
         (lambda rows: [{name: row[name] for name in row if name != "preferred"} for row in rows], "lacks the columns"),
     ],
 )
@@ -157,27 +151,9 @@ def test_a_mistake_is_named_and_nothing_is_taken_over(pool, tmp_path, change, wo
     assert [json.loads(line)["pair_id"] for line in before.decode().splitlines()] == [p.pair_id for p in pool[4:6]]
 
 
-def test_a_file_that_may_hold_labels_is_not_written_over(pool, tmp_path):
-    path = write_proposal(pool, tmp_path / "to_label.csv", seed=0)
-    with pytest.raises(DataError, match="is there already"):
-        write_proposal(pool, path, seed=0)
-
-
-def test_a_column_that_stands_twice_is_refused(pool, tmp_path):
+def test_a_column_that_is_there_twice_is_refused(pool, tmp_path):
     """A spreadsheet in which somebody has copied a column holds two answers, and which one counts is unknown."""
     path = write_proposal(pool, tmp_path / "a.csv", seed=0)
-    lines = path.read_text().replace("preferred", "preferred,preferred", 1)
-    path.write_text(lines)
+    path.write_text(path.read_text().replace("preferred", "preferred,preferred", 1))
     with pytest.raises(DataError, match=r"has the column 'preferred' twice"):
         ingest(path, pool, tmp_path / "out.jsonl")
-
-
-def test_lone_carriage_returns_come_back_from_a_table_that_pandas_wrote(tmp_path):
-    pair = PreferencePair(prompt="p\rq", chosen="one\r two", rejected="three\r\nfour", pair_id="1")
-    path = write_proposal([pair], tmp_path / "to_label.csv", seed=0)
-    table = pd.read_csv(path, keep_default_na=False, dtype=str)
-    table["preferred"] = "a"
-    table.to_csv(path, index=False)
-    (row,) = read_proposal(path)
-    assert same_texts(row, pair)
-    assert row["preferred"] == "a"
