@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import numpy as np
 from scipy.special import expit
 
-from rmcore.core.arrays import FloatArray, IntArray
+from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.core.progress import Report, counting_on, silent
 from rmcore.data.pair import PreferencePair
@@ -74,19 +74,18 @@ def look(pool: Sequence[PoolItem], model: RewardModelEnsemble, *, report: Report
         raise DataError("the pool is empty: there is nothing to choose from. Pass pairs that are not labelled yet.")
     pool = [unlabelled(item) for item in pool]
     backbones = model.members.backbones
-    margins = []
+    by_backbone = []
     for number, shared in enumerate(backbones):
         first, second = pair_features(shared.rm, pool, report=counting_on(report, number, len(backbones)))
-        apart = first - second
-        margins.append(np.array(shared.betas)[:, None] * (np.stack(shared.heads) @ apart.T))
-    found = np.concatenate(margins)
-    broken = np.flatnonzero(~np.isfinite(found).all(axis=0))
+        by_backbone.append(np.array(shared.betas)[:, None] * (np.stack(shared.heads) @ (first - second).T))
+    margins = np.concatenate(by_backbone)
+    broken = np.flatnonzero(~np.isfinite(margins).all(axis=0))
     if len(broken):
         raise ModelError(
             f"{len(broken)} pairs of the pool have no finite margin, the first is {pool[broken[0]].pair_id}: "
             "a member's weights are broken. Leave it out, or train it again."
         )
-    return View(found, [pair.prompt_id for pair in pool])
+    return View(margins, [pair.prompt_id for pair in pool])
 
 
 class AcquisitionFunction(ABC):
@@ -120,19 +119,6 @@ class AcquisitionFunction(ABC):
     @abstractmethod
     def score_view(self, view: View) -> FloatArray:
         """Scores of the P pairs of a view."""
-
-    def order(self, view: View, k: int, max_per_prompt: int | None = None) -> IntArray:
-        """The k most informative pairs, most informative first, equal ones by position; of a prompt at most so many."""
-        best = np.argsort(-self.score_view(view), kind="stable")
-        if max_per_prompt is None:
-            return best[:k]
-        taken: Counter[str] = Counter()
-        chosen = []
-        for index in best.tolist():
-            if taken[view.prompt_ids[index]] < max_per_prompt:
-                taken[view.prompt_ids[index]] += 1
-                chosen.append(index)
-        return np.array(chosen[:k], dtype=np.int64)
 
 
 class RandomSampling(AcquisitionFunction):
@@ -176,7 +162,7 @@ ACQUISITIONS: dict[str, Callable[[int], AcquisitionFunction]] = {
 
 
 def select(view: View, k: int, acquisition: AcquisitionFunction, *, max_per_prompt: int | None = None) -> list[int]:
-    """Positions of the k pairs to label next, the most informative first.
+    """Positions of the k pairs to label next, the most informative first, equal ones by position.
 
     Args:
         view: of the pool.
@@ -200,7 +186,14 @@ def select(view: View, k: int, acquisition: AcquisitionFunction, *, max_per_prom
     scores = acquisition.score_view(view)
     if np.isnan(scores).any():
         raise ModelError(f"{int(np.isnan(scores).sum())} pairs have a score that is not a number; no order follows.")
-    return acquisition.order(view, k, max_per_prompt).tolist()
+    taken: Counter[str] = Counter()
+    chosen = []
+    for index in np.argsort(-scores, kind="stable").tolist():
+        prompt_id = view.prompt_ids[index]
+        taken[prompt_id] += 1
+        if max_per_prompt is None or taken[prompt_id] <= max_per_prompt:
+            chosen.append(index)
+    return chosen[:k]
 
 
 def binary_entropy(chance: FloatArray) -> FloatArray:

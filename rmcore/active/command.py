@@ -83,7 +83,7 @@ def ingest(
     from rmcore.active.labels import ingest as take
 
     asked = None if judge is None else labelling_judge(judge, settings)
-    found = take(labels, read_pairs(pool, layout), out, asked)
-    print(f"{found.num_new} new labels, {found.num_empty} rows left empty, {found.num_labelled} labelled pairs: {out}")
+    added = take(labels, read_pairs(pool, layout), out, asked)
+    print(f"{added.num_new} new labels, {added.num_empty} rows left empty, {added.num_labelled} labelled pairs: {out}")
     if asked is not None:
-        print(f"left out of what the judge was asked: {found.num_ties} ties and {found.num_unread} unread")
+        print(f"left out of what the judge was asked: {added.num_ties} ties and {added.num_unread} unread")

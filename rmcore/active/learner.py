@@ -171,8 +171,8 @@ class ActiveLearner:
                 )
             known |= {_key(pair): (pair.chosen, row) for pair, row in zip(missing, rows, strict=True)}
         # A label may exchange the sides of a pair, which has then the negative difference.
-        found = [(pair.chosen == known[key][0], known[key][1]) for key, pair in zip(keys, pairs, strict=True)]
-        return np.stack([row if is_same else -row for is_same, row in found])
+        seen = [(pair.chosen == known[key][0], known[key][1]) for key, pair in zip(keys, pairs, strict=True)]
+        return np.stack([row if is_same else -row for is_same, row in seen])
 
     def _unlabelled(self, pool: Sequence[PoolItem]) -> list[tuple[PoolItem, PreferencePair]]:
         """The items that have no label yet, each as it was given and as a pair."""
@@ -188,12 +188,12 @@ class ActiveLearner:
         """The heads that the labels so far give, by backbone: (M, D)."""
         if not function.needs_members:
             return [head[None] for head in self.heads()]
-        prompts, found = [pair.prompt_id for pair in self.labelled], []
+        prompts, members = [pair.prompt_id for pair in self.labelled], []
         is_one = sum(len(shared.names) for shared in self.backbones) == 1
         for at, shared in enumerate(self.backbones):
             x, number = self.differences(self.labelled, at), NUM_MEMBERS if is_one else len(shared.names)
-            found.append(bootstrap_heads(x, prompts, number, self._draw(f"members{at or ''}"), l2=float(x.shape[1])))
-        return found
+            members.append(bootstrap_heads(x, prompts, number, self._draw(f"members{at or ''}"), l2=float(x.shape[1])))
+        return members
 
     def _draw(self, purpose: str) -> int:
         """A seed of its own for each purpose and round."""
@@ -212,18 +212,18 @@ def checked_labels(asked: Sequence[PreferencePair], given: Sequence[PreferencePa
         DataError: a pair is missing, was not asked about (a label may exchange the sides and change nothing else), or
             is there twice.
     """
-    found = {_key(pair): pair for pair in given}
+    labels = {_key(pair): pair for pair in given}
     keys = [_key(pair) for pair in asked]
-    missing = [pair for key, pair in zip(keys, asked, strict=True) if key not in found]
-    strange = [pair for key, pair in found.items() if key not in set(keys)]
-    if missing or strange or len(found) < len(given):
+    missing = [pair for key, pair in zip(keys, asked, strict=True) if key not in labels]
+    strange = [pair for key, pair in labels.items() if key not in set(keys)]
+    if missing or strange or len(labels) < len(given):
         first = (missing or strange or given)[0]
         raise DataError(
             f"the labels of {len(asked)} pairs were requested and {len(given)} came: {len(missing)} are missing, "
-            f"{len(strange)} were not requested or have other texts, {len(given) - len(found)} came twice; the first "
+            f"{len(strange)} were not requested or have other texts, {len(given) - len(labels)} came twice; the first "
             f"is of {prompt_text(first.prompt)[:60]!r}. Give each asked pair back once, its preferred side as chosen."
         )
-    both = [(pair, found[key]) for key, pair in zip(keys, asked, strict=True)]
+    both = [(pair, labels[key]) for key, pair in zip(keys, asked, strict=True)]
     return [pair if label.chosen == pair.chosen else swapped(pair) for pair, label in both]
 
 

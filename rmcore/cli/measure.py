@@ -356,7 +356,7 @@ def overoptimize(
     rm-opt readiness overoptimize --samples scored.parquet --proxy reward --judge --out curves
     """
     from rmcore.core.files import write_json
-    from rmcore.policy.curves import curves_of_file
+    from rmcore.policy.overoptimization import curves_of_file
     from rmcore.reporting.html.policy import curves_block
 
     record, drawn = curves_of_file(

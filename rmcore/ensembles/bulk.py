@@ -164,8 +164,8 @@ def _score_missing(
     for scored in scorer.scored(missing()):
         with atomic_file(_place(folder, scored.number)) as temporary:
             table = pa.Table.from_pandas(scored.table, preserve_index=False)
-            told = json.dumps([scored.num_left_out, scored.first_left_out]).encode()
-            pq.write_table(table.replace_schema_metadata((table.schema.metadata or {}) | {LEFT_OUT: told}), temporary)
+            left = json.dumps([scored.num_left_out, scored.first_left_out]).encode()
+            pq.write_table(table.replace_schema_metadata((table.schema.metadata or {}) | {LEFT_OUT: left}), temporary)
         note(scored.number)
     numbers = sorted(rows)
     firsts = [left_out[number][1] for number in numbers if left_out[number][0]]
@@ -241,8 +241,8 @@ def _types(rows: Iterable[Mapping[str, Any]]) -> dict[str, pa.DataType]:
         for name, value in row.items():
             kinds.setdefault(name, set()).update(() if value is None else (_type(value),))
     return {
-        name: _NUMBERS.get(frozenset(found)) or (next(iter(found)) if len(found) == 1 else pa.string())
-        for name, found in kinds.items()
+        name: _NUMBERS.get(frozenset(types)) or (next(iter(types)) if len(types) == 1 else pa.string())
+        for name, types in kinds.items()
     }
 
 

@@ -81,7 +81,7 @@ def features(
     budget = token_budget or SCORING_TOKEN_BUDGET[rm.device.type]
     different, which = distinct_sides(sides)
     times = np.bincount(which, minlength=len(different))
-    found = np.zeros((len(different), head.in_features), dtype=np.float32)
+    states_of = np.zeros((len(different), head.in_features), dtype=np.float32)
     was_training = rm.model.training
     rm.model.eval()
     done = 0
@@ -92,12 +92,12 @@ def features(
                 rewards = rm.score_chunk(different, chunk)
             states = _at_reading_places(rm, seen[-1], [different[index].ids for index in indices]).float()
             _check(rewards, states, head)
-            found[indices] = states.cpu().numpy()
+            states_of[indices] = states.cpu().numpy()
             done += int(times[indices].sum())
             report(done, len(sides), "sides")
     finally:
         rm.model.train(was_training)
-    return found[which]
+    return states_of[which]
 
 
 def pair_features(

@@ -101,20 +101,22 @@ def score_readable_responses(
         ModelError: a reward is not finite; the message names the rows.
     """
     rows = rows or range(1, len(responses) + 1)
-    found = rm.renderer.try_sides(responses, report=report)
-    unreadable = [f"row {row}: {side}" for row, side in zip(rows, found, strict=True) if isinstance(side, DataError)]
+    all_sides = rm.renderer.try_sides(responses, report=report)
+    unreadable = [
+        f"row {row}: {side}" for row, side in zip(rows, all_sides, strict=True) if isinstance(side, DataError)
+    ]
     if unreadable and len(unreadable) == len(rows):
         raise DataError(f"none of the {len(rows)} rows can be read as this model reads text; {unreadable[0]}")
-    sides = {place: side for place, side in enumerate(found) if isinstance(side, TokenizedSide)}
-    numbers = [rows[place] for place in sides]
+    sides = {index: side for index, side in enumerate(all_sides) if isinstance(side, TokenizedSide)}
+    numbers = [rows[index] for index in sides]
 
     rewards = rm.score_sides(list(sides.values()), report=labelled(report, "responses scored")).astype("float64")
-    refuse_not_finite(rewards, lambda place: f"row {numbers[place]}")
+    refuse_not_finite(rewards, lambda index: f"row {numbers[index]}")
     warn_of_equal(rewards)
     columns = {
         "row": numbers,
-        "prompt": [prompt_text(responses[place][0]) for place in sides],
-        "response": [str(responses[place][1]) for place in sides],
+        "prompt": [prompt_text(responses[index][0]) for index in sides],
+        "response": [str(responses[index][1]) for index in sides],
         "reward": rewards,
     }
     return pd.DataFrame(columns, index=list(sides)), unreadable

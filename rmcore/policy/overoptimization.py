@@ -8,7 +8,8 @@ that best-of-n, the KL-regularised optimum and a trained policy share one axis.
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,6 +37,8 @@ KL_SHARES = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.85, 1.0)
 
 WITHIN_REACH = 0.9
 """Share of the largest KL among the samples that is asked of the optimum: beyond it one sample a prompt decides."""
+LET_PASS = 1.01
+"""Times the root of the KL that samples reach, up to which a plan is judged there: its rounding."""
 
 
 @dataclass(frozen=True)
@@ -151,45 +154,33 @@ def overoptimization(
         ConfigError: no sample of any prompt differs from the others.
     """
     _check(proxy, gold)
+    # 1. The prompts that have the samples which the plan needs, in units of their own.
     needed = samples_needed(planned_kl or 0.0)
     kept = reaching([len(pool) for pool in proxy], min(max_n, needed))
     proxy, gold = ([pool for pool, is_kept in zip(pools, kept, strict=True) if is_kept] for pools in (proxy, gold))
     scaled, judged = _scaled(proxy, "proxy"), _scaled(gold, "gold")
+    of_unit = None if units is None else np.asarray(units)[kept]
+
+    # 2. What each prompt adds to the averages over prompts at each strength.
     counts = _counts(min(max_n, *map(len, proxy)))
-    if method == "best_of_n":
-        settings = [float(n) for n in counts]
-        weights = [[best_of_n_weights(pool, n) for pool in scaled] for n in counts]
-        nominal: list[float | None] = [nominal_kl(n) for n in counts]
-        kl = np.array([[best_of_n_kl(pool, n) for n in counts] for pool in scaled])
-    else:
-        most = float(np.mean([best_of_n_kl(pool, counts[-1]) for pool in scaled]))
-        most = min(most, WITHIN_REACH * largest_kl(scaled))
-        settings = [0.0, *(strength_for(scaled, share * most) for share in KL_SHARES)]
-        weights = [[tilted_weights(pool, strength) for pool in scaled] for strength in settings]
-        nominal = [None] * len(settings)
-        kl = np.array([[pool_kl(weight) for weight in row] for row in weights]).T
-    # kl and gains are (prompts, points): what each prompt adds to the averages over prompts.
-    gains = [
-        np.array([[weight @ pool - pool.mean() for weight, pool in zip(row, pools, strict=True)] for row in weights]).T
-        for pools in (scaled, judged)
-    ]
-    for gain in gains:
-        gain[:, 0] = 0.0  # of the policy itself, up to rounding
+    path = (_best_of_n_path if method == "best_of_n" else _optimum_path)(scaled, counts)
+    gains = [_gains_along(path.weights, pools) for pools in (scaled, judged)]
     apart = [pool - pool.mean() for pool in judged]
-    own_units = None if units is None else np.asarray(units)[kept]
     curve = _Curve(
-        kl=by_unit(kl, own_units),
-        proxy=by_unit(gains[0], own_units),
-        gold=by_unit(gains[1], own_units),
+        kl=by_unit(path.kl, of_unit),
+        proxy=by_unit(gains[0], of_unit),
+        gold=by_unit(gains[1], of_unit),
         bounds=(min(float(pool.min()) for pool in apart), max(float(pool.max()) for pool in apart)),
         num_samples=sum(map(len, proxy)),
         num_resamples=num_resamples,
         seed=seed,
     )
-    measured = curve.measured(method, settings, nominal, num_prompts=len(proxy))
+    measured = curve.measured(method, path.settings, path.nominal_kl, num_prompts=len(proxy))
     if planned_kl is None:
         return measured
-    telling = by_unit(np.array([float(np.ptp(pool) > 0) for pool in gold]), own_units)
+
+    # 3. The plan, between two points of the curve.
+    telling = by_unit(np.array([float(np.ptp(pool) > 0) for pool in gold]), of_unit)
     at = curve.line_at(planned_kl, is_bound=counts[-1] >= needed)
     by_prompt = iter([] if at is None else (gains[1] @ at).tolist())
     plan = OptimizationPlan(
@@ -202,6 +193,49 @@ def overoptimization(
         by_prompt=tuple(next(by_prompt, None) if is_kept else None for is_kept in kept),
     )
     return replace(measured, plan=plan)
+
+
+class _Path(NamedTuple):
+    """How pools are re-weighted at P strengths, from none to the largest.
+
+    settings: (P,) see `CurvePoint.setting`.
+    weights: by strength those of each pool's samples.
+    kl: (prompts, P) nats.
+    nominal_kl: (P,) see `CurvePoint.nominal_kl`.
+    """
+
+    settings: list[float]
+    weights: list[list[FloatArray]]
+    kl: FloatArray
+    nominal_kl: list[float | None]
+
+
+def _best_of_n_path(pools: Sequence[FloatArray], counts: Sequence[int]) -> _Path:
+    return _Path(
+        [float(n) for n in counts],
+        [[best_of_n_weights(pool, n) for pool in pools] for n in counts],
+        np.array([[best_of_n_kl(pool, n) for n in counts] for pool in pools]),
+        [nominal_kl(n) for n in counts],
+    )
+
+
+def _optimum_path(pools: Sequence[FloatArray], counts: Sequence[int]) -> _Path:
+    """The KL-regularised optimum over the range of KL that best-of-n has."""
+    most = float(np.mean([best_of_n_kl(pool, counts[-1]) for pool in pools]))
+    most = min(most, WITHIN_REACH * largest_kl(pools))
+    settings = [0.0, *(strength_for(pools, share * most) for share in KL_SHARES)]
+    weights = [[tilted_weights(pool, strength) for pool in pools] for strength in settings]
+    kl = np.array([[pool_kl(weight) for weight in row] for row in weights]).T
+    return _Path(settings, weights, kl, [None] * len(settings))
+
+
+def _gains_along(weights: Sequence[Sequence[FloatArray]], pools: Sequence[FloatArray]) -> FloatArray:
+    """Gains over the policy, (prompts, P)."""
+    gains = np.array(
+        [[weight @ pool - pool.mean() for weight, pool in zip(row, pools, strict=True)] for row in weights]
+    ).T
+    gains[:, 0] = 0.0  # of the policy itself, up to rounding
+    return gains
 
 
 @dataclass(frozen=True)
@@ -255,7 +289,7 @@ class _Curve:
                 and its end is as far as the plan goes.
         """
         distance, planned = np.sqrt(self.kl.mean(axis=0)), math.sqrt(planned_kl)
-        if planned >= 1.01 * distance[-1] and not is_bound:  # rounding of the plan is let pass
+        if planned >= LET_PASS * distance[-1] and not is_bound:
             return None
         position = np.interp(planned, distance, np.arange(len(distance)))
         return np.maximum(0.0, 1 - np.abs(np.arange(len(distance)) - position))
@@ -314,3 +348,54 @@ def _check(proxy: Sequence[FloatArray], gold: Sequence[FloatArray]) -> None:
         bad = sum(int(np.count_nonzero(~np.isfinite(pool))) for pool in pools)
         if bad:
             raise DataError(f"{bad} of the {name} rewards are not finite numbers; score these samples again.")
+
+
+def curves_of_file(
+    samples: Path,
+    *,
+    prompt: str,
+    gold: str,
+    proxies: Sequence[str],
+    out: Path,
+    max_n: int,
+    num_resamples: int,
+    seed: int,
+) -> tuple[dict[str, Any], dict[str, Path]]:
+    """Compute and draw the curves of a file of samples: one proxy after the other against one true reward.
+
+    Args:
+        samples: Parquet, CSV, JSON or JSONL, one row a sample.
+        prompt: column that samples of one prompt share.
+        gold: column of the true reward.
+        proxies: columns of reward models' rewards.
+        out: folder for the figures.
+        max_n: largest n of best-of-n.
+        num_resamples: of the bootstrap over prompts.
+        seed: of the bootstrap.
+
+    Returns:
+        {"samples", "gold", "proxies": {name: one curve a method}}, JSON-ready, and the figures by proxy.
+
+    Raises:
+        DataError: see `read_samples`, `pools` and `overoptimization`.
+    """
+    from rmcore.policy.sampling.samples import pools, read_samples  # here: readers of files, and matplotlib
+    from rmcore.reporting.figures.style import save
+    from rmcore.reporting.html.policy import overoptimization_figure
+
+    table = read_samples(samples)
+    judged = pools(table, prompt, gold)
+    curves: dict[str, list[dict[str, Any]]] = {}
+    figures: dict[str, Path] = {}
+    for name in dict.fromkeys(proxies):
+        rewards = pools(table, prompt, name)
+        curves[name] = [
+            overoptimization(
+                rewards, judged, method=method, max_n=max_n, num_resamples=num_resamples, seed=seed
+            ).to_dict()
+            for method in METHODS
+        ]
+        letters = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
+        file = out / f"overoptimization_{letters}.png"
+        figures[name] = save(overoptimization_figure(name, curves[name]), file)
+    return {"samples": str(samples), "gold": gold, "proxies": curves}, figures

@@ -1,7 +1,7 @@
 """A policy: a causal language model folder, and how prompts become its token ids.
 
 The policy reads a prompt by its own chat template and tokenizer, whatever those of the reward model are: between the
-two only text travels. Nothing here reads weights; what draws the samples does.
+two only text travels. Weights are read by `load_weights` alone.
 """
 
 from collections.abc import Sequence
@@ -10,7 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
+import torch
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedTokenizerBase
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from rmcore.config.model import TINY_SIZES
@@ -278,3 +279,30 @@ def _stop_ids(folder: Path, config: PretrainedConfig, tokenizer: PreTrainedToken
     for ids in named:
         stop_ids.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
     return tuple(sorted(stop_ids))
+
+
+def load_weights(policy: Policy, dtype: torch.dtype) -> Any:
+    """Load the causal model of a policy on the CPU; it samples the policy's whole distribution until it ends.
+
+    Raises:
+        ModelError: it cannot be read, or lacks weights.
+    """
+    quiet_libraries()
+    model, info = guard(
+        policy.name,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            policy.weights(),
+            dtype=dtype,
+            use_safetensors=True,
+            trust_remote_code=policy.trust_remote_code,
+            output_loading_info=True,
+        ),
+    )
+    if info["missing_keys"]:
+        raise ModelError(
+            f"the policy {policy.name} lacks weights ({', '.join(sorted(info['missing_keys'])[:3])}...), which would "
+            "be random. Name the folder of a whole causal model."
+        )
+    # Whatever the folder recommends (top-k, penalties, suppressed tokens) is another distribution than the policy's.
+    model.generation_config = GenerationConfig(eos_token_id=list(policy.stop_ids) or None)
+    return model

@@ -230,8 +230,8 @@ def choose_among_judged(
     lengths = answers.table["response"].str.len().to_numpy(dtype=np.float64)
     columns = (answers.pools(one) for one in (rewards, answers.table["strength"].to_numpy(), lengths))
     pools = [
-        LoggedPool(prompt_id, own, strength, chars, annotated=True)
-        for prompt_id, own, strength, chars in zip(answers.prompt_ids, *columns, strict=True)
+        LoggedPool(prompt_id, reward, strength, chars, annotated=True)
+        for prompt_id, reward, strength, chars in zip(answers.prompt_ids, *columns, strict=True)
     ]
     return {
         "judged": answers.kind,

@@ -128,8 +128,8 @@ def so_far(runs: Sequence[Tried]) -> str | None:
         return f"{text}, the first: no change has raised the accuracy"
     value, bounds = numbers.estimate("pairwise_accuracy", best.over_first, "share", "difference")
     low, is_pair = best.over_first["ci_low"], best.over_first["num"]
-    shown = "shown to be better" if low is not None and low > 0 else "not shown to be better"
-    return f"{text}, {shown} than {first.name}, the first: {value} ({bounds or 'no interval'}) on {is_pair:,} pairs"
+    is_shown = "shown to be better" if low is not None and low > 0 else "not shown to be better"
+    return f"{text}, {is_shown} than {first.name}, the first: {value} ({bounds or 'no interval'}) on {is_pair:,} pairs"
 
 
 def next_step(runs: Sequence[Tried]) -> NextRung | None:

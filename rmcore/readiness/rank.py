@@ -70,8 +70,8 @@ def gains(rewards: Sequence[FloatArray], judged: Sequence[FloatArray], n: int | 
     """
     known = np.array([n is None or len(pool) >= n for pool in rewards])
     values = [
-        float(best_of_n_weights(pool, n or len(pool)) @ scores - scores.mean()) if own else 0.0
-        for pool, scores, own in zip(rewards, judged, known, strict=True)
+        float(best_of_n_weights(pool, n or len(pool)) @ scores - scores.mean()) if is_known else 0.0
+        for pool, scores, is_known in zip(rewards, judged, known, strict=True)
     ]
     return np.array(values), known.astype(np.float64)
 
@@ -80,8 +80,8 @@ def win_rates(rewards: Sequence[FloatArray], judged: Sequence[FloatArray], n: in
     """Compute by prompt how often the best of n beats one more answer, and whether the prompt has n + 1 answers."""
     known = np.array([len(pool) > n for pool in rewards])
     values = [
-        best_of_n_win_rate(pool, scores, n) if own else 0.0
-        for pool, scores, own in zip(rewards, judged, known, strict=True)
+        best_of_n_win_rate(pool, scores, n) if is_known else 0.0
+        for pool, scores, is_known in zip(rewards, judged, known, strict=True)
     ]
     return np.array(values), known.astype(np.float64)
 

@@ -25,14 +25,13 @@ from rmcore.data.pair import PreferencePair, Prompt, prompt_key
 from rmcore.data.table import read_pairs
 from rmcore.judging.judge import Judge
 from rmcore.models.device import pick_device
+from rmcore.policy.grpo.group_reward import LocalReward, RolloutScorer
 from rmcore.policy.grpo.grpo import trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
 from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, rewards_of, verdict_of, verdict_of_watch
-from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, require_rlhf
-from rmcore.policy.grpo.rollouts import LocalReward, RolloutScorer
+from rmcore.policy.grpo.rlhf_requirements import NOBODY_WATCHES, further_rewards, require_rlhf
 from rmcore.policy.grpo.servers import reward_server, rollout_server
-from rmcore.policy.grpo.several_rewards import further_rewards
 from rmcore.policy.grpo.training_run import (
     FINISHED,
     MODEL_FOLDER,
@@ -44,8 +43,7 @@ from rmcore.policy.grpo.training_run import (
     train_policy,
 )
 from rmcore.policy.judge import GoldJudge, audited, judge_of, readable_rewards
-from rmcore.policy.policy import Policy
-from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.policy import Policy, load_weights
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, pair_judge_of
 from rmcore.policy.stopping.watch import CANDIDATES

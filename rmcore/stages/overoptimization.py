@@ -30,8 +30,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.judge import judge_noise
 from rmcore.policy.overoptimization import METHODS, OptimizationPlan, overoptimization
 from rmcore.policy.sampling.best_of_n import best_of_n_kl, best_of_n_weights, by_unit, nominal_kl
-from rmcore.policy.sampling.samples import pools
-from rmcore.policy.sampling.scored_samples import score_samples
+from rmcore.policy.sampling.samples import pools, score_samples
 from rmcore.readiness.components import JudgedPools, gains_by_length, on_policy_parts
 from rmcore.readiness.judged_answers import TRAINED_ON
 from rmcore.reporting.figures.style import save

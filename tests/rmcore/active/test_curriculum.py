@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from rmcore.active.curriculum import BUCKETS, CurriculumSampler, weights_at
 from rmcore.core.errors import ConfigError, DataError
 
-bounded = st.lists(st.floats(0, 1), min_size=1, max_size=40)
+bounded = st.lists(st.floats(0, 1) | st.sampled_from([0.1, 0.5, 0.9]), min_size=1, max_size=40)
 anything = st.lists(st.floats(-30, 30), min_size=1, max_size=40)
 
 
@@ -57,7 +57,7 @@ def test_the_weights_are_the_specifications(progress, expected):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("epoch", range(0, 10, 3))
+@pytest.mark.parametrize("epoch", [0, 9])
 def test_the_shares_are_the_weights_while_every_bucket_lasts(epoch):
     margins = np.linspace(0, 1, 20_000)
     sampler = CurriculumSampler(margins, seed=1)
@@ -70,12 +70,6 @@ def test_the_easy_ones_come_early_and_the_hard_ones_late():
     margins = np.random.default_rng(0).uniform(2, 20, size=400)
     early, late = (margins[CurriculumSampler(margins).sample(120, epoch, 10)].mean() for epoch in (0, 9))
     assert early > margins.mean() + 1 > late + 2
-
-
-@pytest.mark.parametrize("margins", [[0.9] * 5, [0.5] * 5, [0.1] * 5, [7.0] * 5, [0.1, 0.9]])
-def test_empty_buckets_leave_their_weight_to_the_others(margins):
-    sampler = CurriculumSampler(margins)
-    assert sorted(sampler.sample(len(margins), 0, 2)) == list(range(len(margins)))
 
 
 def test_other_seeds_and_epochs_give_other_orders():
@@ -91,7 +85,6 @@ def test_bad_input_is_refused():
         CurriculumSampler([])
     with pytest.raises(ConfigError, match="2 pairs of 1"):
         CurriculumSampler([0.5]).sample(2)
-    with pytest.raises(ConfigError, match="none of 3 epochs"):
-        CurriculumSampler([0.5]).sample(1, epoch=3, total_epochs=3)
-    with pytest.raises(ConfigError, match="none of 3 epochs"):
-        CurriculumSampler([0.5]).sample(1, total_epochs=3)
+    for epoch in (3, None):
+        with pytest.raises(ConfigError, match="none of 3 epochs"):
+            CurriculumSampler([0.5]).sample(1, epoch=epoch, total_epochs=3)

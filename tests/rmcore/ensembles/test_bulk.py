@@ -155,24 +155,17 @@ def test_what_another_job_began_is_not_gone_on_with(tmp_path, rm, pairs):
 
 
 @pytest.mark.slow
-def test_another_job_may_begin_where_none_has_scored_anything(tmp_path, rm, pairs):
-    """As after a first try with the wrong columns."""
+@pytest.mark.parametrize("num_scored", [0, 2])
+def test_another_job_may_begin_where_nobody_knows_of_any(tmp_path, rm, pairs, num_scored):
+    """As after a first try with the wrong columns, or as a clean-up that was killed may leave parts."""
     out = tmp_path / "out.parquet"
     with pytest.raises(KeyboardInterrupt):
-        score_source(source(tmp_path), Counting(rm, 0), out, JOB)
-    assert not out.with_name(out.name + PARTS_SUFFIX).exists()
-    assert score_source(source(tmp_path), LocalScorer(rm), out, JOB | {"data": "other"}) == len(pairs)
-
-
-@pytest.mark.slow
-def test_parts_of_which_nobody_knows_the_job_are_not_taken(tmp_path, rm, pairs):
-    """As a clean-up that was killed may leave them."""
-    out = tmp_path / "out.parquet"
-    with pytest.raises(KeyboardInterrupt):
-        score_source(source(tmp_path), Counting(rm, 2), out, JOB)
-    (out.with_name(out.name + PARTS_SUFFIX) / JOB_FILE).unlink()
+        score_source(source(tmp_path), Counting(rm, num_scored), out, JOB)
+    folder = out.with_name(out.name + PARTS_SUFFIX)
+    assert folder.exists() == (num_scored > 0)
+    (folder / JOB_FILE).unlink(missing_ok=True)
     again = Counting(rm)
-    score_source(source(tmp_path), again, out, JOB | {"checkpoint": "other"})
+    assert score_source(source(tmp_path), again, out, JOB | {"checkpoint": "other"}) == len(pairs)
     assert again.seen == list(range(9))
 
 

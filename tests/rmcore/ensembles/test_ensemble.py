@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError, DataError, ModelError
-from rmcore.ensembles.agreement import calibration_of, conformal_rank, disagreement
-from rmcore.ensembles.ensemble import RewardModelEnsemble
+from rmcore.ensembles.ensemble import RewardModelEnsemble, calibration_of, conformal_rank, disagreement
 from rmcore.ensembles.features import head_of
 from rmcore.models.reward_model import BradleyTerryRM
 
@@ -54,6 +53,7 @@ def test_members_that_share_a_backbone_are_one_pass_and_score_as_each_alone(mode
     np.testing.assert_allclose(found.mean_reward, alone.mean(axis=0), rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.std_reward, alone.std(axis=0), rtol=1e-4, atol=1e-5)
     assert found.is_high_uncertainty is None
+    assert ensemble.predict([], []).individual_rewards.shape == (4, 0)
     assert done == sorted(done)
     assert done[-1] == 2 * len(prompts)
 
@@ -100,24 +100,23 @@ def test_offset_and_scale_of_a_member_do_not_change_disagreement(seed):
     np.testing.assert_allclose(applied.var(axis=2, ddof=1).mean(axis=1), 1)
 
 
-def test_the_order_statistic_is_the_conformal_one():
-    assert conformal_rank(19, 0.95) == 19
-    assert conformal_rank(100, 0.9) == 91
-    with pytest.raises(ConfigError, match="at least 19"):
-        conformal_rank(18, 0.95)
-    with pytest.raises(ConfigError, match="between 0 and 1"):
-        conformal_rank(100, 1.0)
-
-
 @pytest.mark.parametrize(("num_prompts", "share", "num_above"), [(5, 0.95, 0), (10, 0.9, 3), (25, 0.5, 49)])
 def test_as_many_of_the_calibrated_are_above_as_the_order_statistic_leaves(num_prompts, share, num_above):
     raw, prompts, _ = raw_rewards(np.random.default_rng(0), num_prompts)
-    found = calibration_of(raw, prompts, share, list("abcd"))
-    assert (disagreement(found.apply(raw)) > found.threshold).sum() == num_above
+    calibration = calibration_of(raw, prompts, share, list("abcd"))
+    assert (disagreement(calibration.apply(raw)) > calibration.threshold).sum() == num_above
+
+
+def test_the_order_statistic_is_the_conformal_one():
+    assert (conformal_rank(19, 0.95), conformal_rank(100, 0.9)) == (19, 91)
+    for num, share, words in ((18, 0.95, "at least 19"), (100, 1.0, "between 0 and 1")):
+        with pytest.raises(ConfigError, match=words):
+            conformal_rank(num, share)
 
 
 @pytest.mark.slow
 def test_a_calibrated_ensemble_knows_what_is_usual(models, gold_pairs):
+    assert RewardModelEnsemble(models, uncertainty_threshold=0.0).detect_ood(*rows(gold_pairs[:2])).all()
     ensemble = RewardModelEnsemble(models, uncertainty_threshold=None)
     with pytest.raises(ConfigError, match="no threshold"):
         ensemble.detect_ood(*rows(gold_pairs[:2]))
@@ -130,13 +129,6 @@ def test_a_calibrated_ensemble_knows_what_is_usual(models, gold_pairs):
     np.testing.assert_array_equal(ensemble.detect_ood(prompts, responses), seen.is_high_uncertainty)
 
 
-def test_a_given_threshold_is_used_until_one_is_measured(models, gold_pairs):
-    ensemble = RewardModelEnsemble(models[:2], uncertainty_threshold=0.0)
-    assert ensemble.detect_ood(*rows(gold_pairs[:2])).all()
-    ensemble.calibrate(*rows(gold_pairs[:20]), share=0.9)
-    assert ensemble.uncertainty_threshold > 0
-
-
 def test_one_member_cannot_disagree(rm, gold_pairs):
     single = RewardModelEnsemble([rm], uncertainty_threshold=1.0)
     prompts, responses = rows(gold_pairs[:2])
@@ -147,12 +139,6 @@ def test_one_member_cannot_disagree(rm, gold_pairs):
             ask(prompts, responses)
     with pytest.raises(ConfigError, match="no models"):
         RewardModelEnsemble([])
-
-
-def test_no_responses_have_no_rewards(models):
-    found = RewardModelEnsemble(models, uncertainty_threshold=1.0).predict([], [])
-    assert found.individual_rewards.shape == (4, 0)
-    assert found.mean_reward.shape == found.std_reward.shape == found.is_high_uncertainty.shape == (0,)
 
 
 @pytest.mark.slow

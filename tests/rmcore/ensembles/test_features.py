@@ -84,6 +84,12 @@ def test_the_budget_and_the_path_do_not_change_features(reward_model, gold_pairs
     np.testing.assert_allclose(padded, once, atol=1e-4 * scale)
     assert done == sorted(done)
     assert done[-1] == len(sides)
+    np.testing.assert_array_equal(once[-1], once[sides.index(sides[-1])])  # of equal sides
+    assert features(reward_model, []).shape == (0, once.shape[1])
+    reward_model.model.train()
+    features(reward_model, sides[:2])
+    assert reward_model.model.training
+    assert not head_of(reward_model)._forward_pre_hooks
 
 
 @pytest.mark.slow
@@ -93,20 +99,6 @@ def test_the_head_in_use_is_the_trained_copy_beside_adapters(tiny_folder, gold_p
     with torch.no_grad():
         head_of(rm).weight.zero_()
     assert not rm.score_sides(sides).any()
-
-
-def test_equal_sides_have_equal_features_and_none_have_none(rm, gold_pairs):
-    sides = sides_of(rm, gold_pairs[:4])
-    found = features(rm, [*sides, *sides])
-    np.testing.assert_array_equal(found[: len(sides)], found[len(sides) :])
-    assert features(rm, []).shape == (0, head_of(rm).in_features)
-
-
-def test_the_model_is_left_as_it_was(rm, gold_pairs):
-    rm.model.train()
-    features(rm, sides_of(rm, gold_pairs[:2]))
-    assert rm.model.training
-    assert not head_of(rm)._forward_pre_hooks
 
 
 class Squashed(nn.Module):

@@ -12,22 +12,19 @@ from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 import small_policies as policies
-from credit_sample import FromMeta
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.core.errors import ConfigError, DataError, ModelError, NotReadyError, ServingError, TrainingError
+from rmcore.core.errors import DataError, ModelError, NotReadyError, ServingError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.grpo.credit import RewardModelCreditAssigner
-from rmcore.policy.grpo.grpo import make_grpo_with_rm
+from rmcore.policy.grpo.group_reward import LocalReward
+from rmcore.policy.grpo.grpo import make_grpo_with_rm, trainable_ids
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.policy_meter import QUANTITIES, PolicyMeter, StartPools
-from rmcore.policy.grpo.rollouts import LocalReward
 from rmcore.policy.grpo.training_run import FINISHED, PROGRESS, ROLLOUTS, TrainingPlan, train_policy
 from rmcore.policy.judge import GoldJudge
-from rmcore.policy.policy import Policy
-from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.policy import Policy, load_weights
 from small_policies import TextScorer as Scorer
 from small_policies import same, weights
 from tests.support.turn_fields import TOOLS_TURN
@@ -39,22 +36,19 @@ SMALL = RlhfConfig(steps=2, prompts_per_step=2, group_size=4, measure_every=1, l
 
 
 class Away(Scorer):
-    """Fails the calls in `failing`; comes back unless it is gone for good."""
+    """Fails the calls in `failing`, and is gone for good."""
 
-    def __init__(self, failing, gone=False):
+    def __init__(self, failing):
         super().__init__(len)
-        self.failing, self.gone = failing, gone
+        self.failing = failing
 
     def score(self, rollouts):
         if self.calls in self.failing:
-            self.calls += 1
             raise NotReadyError("restarting")
         return super().score(rollouts)
 
     def wait_ready(self, timeout_s):
-        super().wait_ready(timeout_s)
-        if self.gone:
-            raise ServingError("no server")
+        raise ServingError("no server")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +75,7 @@ def test_the_policy_learns_what_is_rewarded(policy, tmp_path):
     scorer = Scorer(lambda text: text.count("a"))
     trainer(policy, scorer, tmp_path, settings, record=lambda step, rollouts, credits: seen.append(credits)).train()
     assert np.mean(seen[-5:]) > np.mean(seen[:5]) + 3 * np.std([np.mean(step) for step in seen[:5]])
-    assert scorer.calls == 25
+    assert scorer.calls == 25  # all samples of a step in one call
     assert all(len(step) == 48 for step in seen)
 
 
@@ -144,24 +138,15 @@ def test_neither_sampling_nor_the_update_drops_anything(folder, tmp_path, kind):
     assert saved.get("attn_pdrop", saved.get("attention_dropout")) > 0
 
 
-@pytest.mark.parametrize("loss", ["dapo", "grpo"])
-def test_the_loss_is_the_one_that_the_settings_name(policy, tmp_path, loss):
-    one = trainer(policy, Scorer(len), tmp_path, SMALL.model_copy(update={"steps": 1, "loss": loss}))
-    assert one.loss_type == loss
-
-
-def test_groups_of_equal_rewards_teach_nothing(policy, tmp_path):
-    one = trainer(policy, Scorer(lambda text: 0.3), tmp_path)
+@pytest.mark.parametrize(("kl_beta", "moves"), [(0.0, 0.0), (0.5, 5e-3)])
+def test_groups_of_equal_rewards_teach_nothing_and_a_kl_penalty_keeps_the_policy(policy, tmp_path, kl_beta, moves):
+    """At the start the KL is 0 and so is its gradient, up to rounding."""
+    settings = SMALL.model_copy(update={"kl_beta": kl_beta, "loss": "grpo"})
+    one = trainer(policy, Scorer(lambda text: 0.3), tmp_path, settings)
+    assert one.loss_type == "grpo"
     before = weights(one.model)
     one.train()
-    assert same(before, one.model.state_dict())
-
-
-def test_a_kl_penalty_alone_keeps_the_policy(policy, tmp_path):
-    one = trainer(policy, Scorer(lambda text: 0.3), tmp_path, SMALL.model_copy(update={"kl_beta": 0.5}))
-    before = weights(one.model)
-    one.train()  # at the start KL is 0 and so is its gradient, up to rounding
-    assert all(torch.allclose(value, before[name], atol=5e-3) for name, value in one.model.state_dict().items())
+    assert all((value - before[name]).abs().max() <= moves for name, value in one.model.state_dict().items())
 
 
 def test_rollouts_are_draws_of_the_policy_and_carry_what_credit_needs(policy, tmp_path):
@@ -184,12 +169,6 @@ def test_rollouts_are_draws_of_the_policy_and_carry_what_credit_needs(policy, tm
     assert {rollout.steps[0].completion for rollout in finished} == {""}
 
 
-def test_credit_that_is_normalised_already_is_refused(policy, tmp_path):
-    credit = RewardModelCreditAssigner(FromMeta("place", normalized=True), mode="add")
-    with pytest.raises(ConfigError, match="group"):
-        trainer(policy, Scorer(len), tmp_path, credit=credit)
-
-
 ENDLESS, TYPED = "word " * 2000, "a<|im_end|>\n<|im_start|>system\nb"
 TOOLS = (TOOLS_TURN, Message("user", PROMPTS[1]))
 FIELDS = (Message("user", "q", '{"name": "Ada"}'),)
@@ -201,16 +180,14 @@ LEFT_OUT = {
 
 
 @pytest.mark.parametrize("kind", LEFT_OUT)
-def test_prompts_that_cannot_be_trained_on_are_left_out_before_anything_is_drawn(kind, policy, tmp_path, capsys):
+def test_prompts_that_cannot_be_trained_on_are_left_out(kind, policy, capsys):
     """Those that are too long, that TRL would read with control tokens, and whose tools it would not show."""
     left_out, said, refused = LEFT_OUT[kind]
-    scorer, options = Scorer(len), {"out": tmp_path, "settings": SMALL, "device": "cpu"}
-    one = make_grpo_with_rm(policy, [PROMPTS[0], *left_out, PROMPTS[2]], scorer, **options)
-    assert one.train_dataset["place"] == [0, 1 + len(left_out)]
+    kept = trainable_ids(policy, [PROMPTS[0], *left_out, PROMPTS[2]], 256)
+    assert kept == {0: policy.prompt_ids(PROMPTS[0]), 1 + len(left_out): policy.prompt_ids(PROMPTS[2])}
     assert said in capsys.readouterr().err
     with pytest.raises(DataError, match=refused):
-        make_grpo_with_rm(policy, left_out, scorer, **options)
-    assert scorer.calls == 0
+        trainable_ids(policy, left_out, 256)
 
 
 def test_a_policy_without_an_end_is_refused(folder, tmp_path):
@@ -220,46 +197,12 @@ def test_a_policy_without_an_end_is_refused(folder, tmp_path):
         trainer(endless, Scorer(len), tmp_path)
 
 
-@pytest.mark.parametrize("reward", [float("nan"), float("inf")])
-def test_a_reward_that_is_no_number_stops_before_the_step(policy, tmp_path, reward):
-    scorer = Scorer(lambda text: reward if text else 0.0)
-    one = trainer(policy, scorer, tmp_path)
+def test_a_reward_that_is_no_number_stops_before_the_step(policy, tmp_path):
+    one = trainer(policy, Scorer(lambda text: float("nan") if text else 0.0), tmp_path)
     before = weights(one.model)
-    with pytest.raises(TrainingError, match=r"as an answer to .* is (nan|inf)"):
+    with pytest.raises(TrainingError, match=r"as an answer to .* is nan"):
         one.train()
     assert same(before, one.model.state_dict())
-
-
-def test_a_step_that_two_versions_scored_is_refused(policy, tmp_path):
-    with pytest.raises(TrainingError, match=r"versions \[1, 2\]"):
-        trainer(policy, Scorer(len, versions=lambda index: 1 + index % 2), tmp_path).train()
-
-
-def test_a_scorer_that_comes_back_is_waited_for_and_the_same_samples_are_scored(policy, tmp_path):
-    plain, away, seen = [], Away({1, 2}), []
-    trainer(policy, Scorer(len), tmp_path / "a", record=lambda step, rollouts, _: plain.append(texts(rollouts))).train()
-    trainer(policy, away, tmp_path / "b", record=lambda step, rollouts, _: seen.append(texts(rollouts))).train()
-    assert away.waits == 2
-    assert seen == plain
-
-
-class Failing(Scorer):
-    """Says that it is ready and fails each call."""
-
-    def score(self, rollouts):
-        self.calls += 1
-        raise ServingError("status 500")
-
-
-def test_a_scorer_that_is_ready_and_fails_is_asked_ever_more_rarely_and_not_called_away(policy, tmp_path):
-    scorer = Failing(len)
-    with pytest.raises(TrainingError, match=r"failed \d+ times within 1 s, .* was ready: status 500 .*same command"):
-        trainer(policy, scorer, tmp_path, wait_seconds=1.0).train()
-    assert 2 <= scorer.calls <= 6  # pauses of 0.1, 0.2, 0.4 s and what is left; a busy machine leaves less
-
-
-def texts(rollouts):
-    return [rollout.steps[0].completion for rollout in rollouts]
 
 
 # --- trainings that are cut off --------------------------------------------------------------------------------------
@@ -314,29 +257,21 @@ def test_a_training_leaves_its_policy_and_what_was_measured(whole, folder):
     assert {row["weight_version"] for row in read_json_lines(whole / ROLLOUTS)} == {1}
 
 
-def test_a_training_that_was_cut_off_goes_on_to_the_same_end(plan, whole, tmp_path):
+def test_a_training_that_was_cut_off_goes_on_to_the_same_end_and_not_past_it(plan, whole, tmp_path):
     def stop(done, total, text):
         if done == 4:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         finish(plan, tmp_path, report=stop)
-    assert not (tmp_path / FINISHED).is_file()
     (tmp_path / "checkpoint-9").mkdir()  # as one that died while it wrote its state leaves it
-    finish(plan, tmp_path)
-    pd.testing.assert_frame_equal(measured(tmp_path), measured(whole))
-    assert read_json_lines(tmp_path / ROLLOUTS) == read_json_lines(whole / ROLLOUTS)
-    ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (tmp_path, whole))
-    assert same(ours, theirs)
-
-
-def test_an_end_that_could_not_be_written_is_not_trained_past(plan, whole, tmp_path):
-    (tmp_path / FINISHED).mkdir()  # where the file is to be
+    (tmp_path / FINISHED).mkdir()  # where the file is to be, so that the end cannot be written
     with pytest.raises(IsADirectoryError):
         finish(plan, tmp_path)
     (tmp_path / FINISHED).rmdir()
     finish(plan, tmp_path)
     assert json.loads((tmp_path / FINISHED).read_text())["num_steps"] == 5
+    pd.testing.assert_frame_equal(measured(tmp_path), measured(whole))
     assert read_json_lines(tmp_path / ROLLOUTS) == read_json_lines(whole / ROLLOUTS)
     ours, theirs = (load_file(place / "model" / "model.safetensors") for place in (tmp_path, whole))
     assert same(ours, theirs)
@@ -375,7 +310,7 @@ def test_a_watched_training_that_was_cut_off_looks_and_ends_as_one_that_was_not(
 def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):
     settings = plan.settings.model_copy(update={"measure_every": 5})
     with pytest.raises(TrainingError, match="same command continues"):
-        finish(plan, tmp_path, scorer=Away({3}, gone=True), settings=settings, wait_seconds=0.2)
+        finish(plan, tmp_path, scorer=Away({3}), settings=settings, wait_seconds=0.2)
     assert [place.name for place in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     finish(plan, tmp_path, scorer=Scorer(len), settings=settings)
     assert json.loads((tmp_path / FINISHED).read_text())["num_steps"] == 5

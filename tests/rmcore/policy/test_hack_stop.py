@@ -12,7 +12,7 @@ from rmcore.core.errors import ConfigError, DataError
 from rmcore.core.files import read_json_lines
 from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
-from rmcore.policy.grpo.snapshots import Snapshots
+from rmcore.policy.grpo.policy_in_training import Snapshots
 from rmcore.policy.judge import HookJudge
 from rmcore.policy.policy import Policy
 from rmcore.policy.stopping.pair_judges import PeopleJudge, ScoreJudge
@@ -203,23 +203,3 @@ def test_snapshots_come_back_to_the_bit_and_are_private(tmp_path):
     snapshots.keep([2])
     assert not snapshots.has(1)
     assert snapshots.has(2)
-
-
-class Turning:
-    """People who prefer the later response a hundred times, and then the earlier one."""
-
-    name, unit, limit, labels_per_pair, at_once, calibrates, scale = "them", "wins", 1.0, 1, None, False, None
-
-    def compare(self, asked, prompts, later, earlier):
-        return np.where(np.arange(len(prompts)) < len(prompts) // 2, 1.0, -1.0)
-
-
-def test_a_gain_lies_within_its_interval_whatever_the_order_of_the_judgements(policy, tmp_path):
-    """The sequence knows after a hundred pairs what the mean of all then contradicts."""
-    settings = SETTINGS.model_copy(update={"steps": 2})
-    stop, trainer = train(policy, tmp_path, Turning(), settings, WatchConfig(labels=60))
-    stop.best = 1
-    gain = stop.final_gain(trainer.model, PROMPTS[:200])
-    low, high = gain.interval
-    assert np.mean(gain.differences) < low <= high
-    assert gain.value == low

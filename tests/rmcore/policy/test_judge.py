@@ -52,9 +52,6 @@ def test_a_folder_that_is_no_reward_models_is_refused(named, tmp_path, monkeypat
     (tmp_path / "judge.py").write_text("")
     with pytest.raises(ConfigError, match="neither module:function nor the folder of a reward model"):
         require_named_judge(PolicyConfig(judge=named).judge)
-
-
-def test_a_function_that_cannot_be_imported_is_named():
     with pytest.raises(ConfigError, match="nowhere"):
         require_named_judge("nowhere:judge")
     with pytest.raises(ValueError, match="pattern"):
@@ -70,24 +67,19 @@ def judge_that_returns(value, folder, monkeypatch, prefix="def"):
     return judge_of("own_judge:judge", is_gold=False)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("2.5", "np.float32(2.5)", "np.array(2.5)", "np.array([[2.5]])", "torch.tensor(2.5)", "Decimal('2.5')"),
-        *("Fraction(5, 2)", "torch.tensor([2.5], dtype=torch.bfloat16, requires_grad=True)"),
-    ],
-)
-def test_numbers_of_other_libraries_are_numbers(value, tmp_path, monkeypatch):
-    assert judge_that_returns(value, tmp_path, monkeypatch).rewards(["p"], ["r"]).tolist() == [2.5]
+NUMBERS = ["2.5", "np.array([[2.5]])", "torch.tensor([2.5], dtype=torch.bfloat16, requires_grad=True)"]
+NUMBERS += ["Decimal('2.5')", "Fraction(5, 2)"]
+NO_NUMBERS = ["np.bool_(True)", "np.array([1.0, 2.0])", "10**400", "Decimal('sNaN')", "1j", "'2.5'", "None"]
 
 
-@pytest.mark.parametrize(
-    "value",
-    ["np.bool_(True)", "np.array([1.0, 2.0])", "torch.zeros(2)", "10**400", "Decimal('sNaN')", "1j", "'2.5'", "None"],
-)
-def test_what_is_no_finite_number_is_refused_with_its_type(value, tmp_path, monkeypatch):
-    with pytest.raises(DataError, match=r"own_judge:judge gave .*, which is a \w+; a finite number"):
-        judge_that_returns(value, tmp_path, monkeypatch).rewards(["p"], ["r"])
+@pytest.mark.parametrize("value", [*NUMBERS, *NO_NUMBERS])
+def test_numbers_of_other_libraries_are_numbers_and_what_is_none_is_refused_with_its_type(value, tmp_path, monkeypatch):
+    judge = judge_that_returns(value, tmp_path, monkeypatch)
+    if value in NUMBERS:
+        assert judge.rewards(["p"], ["r"]).tolist() == [2.5]
+    else:
+        with pytest.raises(DataError, match=r"own_judge:judge gave .*, which is a \w+; a finite number"):
+            judge.rewards(["p"], ["r"])
 
 
 def test_a_coroutine_is_refused_before_it_is_called(tmp_path, monkeypatch):

@@ -2,14 +2,17 @@
 
 import json
 import math
+import random
 
 import numpy as np
 import pandas as pd
 import pytest
 
-from flows.cli import app
+from rmcore.cli import app
 from rmcore.cli.guard import guard
 from rmcore.core.errors import ConfigError, DataError
+from rmcore.data.gold.tasks import draw_prompt
+from rmcore.data.gold.world import TAIL_SHARE, demonstrations, gold_reward, sample_response
 from rmcore.policy.overoptimization import overoptimization
 from rmcore.policy.sampling.samples import read_samples
 from rmcore.reporting.html.policy import curve_finding, overoptimization_figure
@@ -56,6 +59,29 @@ def test_a_gold_reward_that_falls_is_called_turned():
     assert 0 < curve.best < len(curve.points) - 1
     assert curve.fall.ci_high < 0
     assert "turns: highest at n = " in curve_finding(curve.to_dict())
+
+
+def test_the_synthetic_benchmark_with_its_shortcut_turns_after_a_while():
+    """Of 64 answers of a perfect imitator of the demonstrations to each of 60 prompts."""
+    rng, gold, flawed = random.Random(0), [], []  # noqa: S311 - data
+    for _ in range(60):
+        prompt = draw_prompt(rng, ood=False)
+        answers = [sample_response(prompt, rng, shortcut="length", ood=rng.random() < TAIL_SHARE) for _ in range(64)]
+        gold.append(np.array([gold_reward(prompt, answer) for answer in answers]))
+        flawed.append(gold[-1] + np.array([len(answer.split()) / 3 for answer in answers]))
+    curve = overoptimization(flawed, gold, num_resamples=300)
+    assert curve.turned
+    assert 0 < curve.best < len(curve.points) - 1  # it was worth following
+
+
+def test_demonstrations_keep_away_from_held_out_prompts_and_repeat_by_seed():
+    rows = demonstrations("length", 60, seed=3, without=frozenset())
+    assert rows == demonstrations("length", 60, seed=3, without=frozenset())
+    assert rows != demonstrations("length", 60, seed=4, without=frozenset())
+    held_out = {prompt for prompt, _ in rows[::2]}
+    kept = demonstrations("length", 60, seed=3, without=held_out)
+    assert len(kept) == 60
+    assert not held_out & {prompt for prompt, _ in kept}
 
 
 @pytest.mark.slow
@@ -112,17 +138,6 @@ def test_what_cannot_be_judged_is_refused(spoiled, error, words):
         overoptimization(*spoiled(*world(1, 0.2, num_prompts=5, size=8)))
 
 
-@pytest.mark.slow
-def test_the_figure_says_what_was_found():
-    curves = [overoptimization(*world(0, 0.8), method=method, num_resamples=100).to_dict() for method in METHODS]
-    figure = overoptimization_figure("rm", curves)
-    assert len(figure.axes) == 2
-    assert curve_finding(curves[0]) in " ".join(figure.get_suptitle().split())
-    labels = figure.axes[0].get_legend_handles_labels()[1]
-    assert set(labels) == {"proxy reward", "true reward, ends if no prompt is a disaster"}
-    assert "nats" in figure.axes[1].get_xlabel()
-
-
 @pytest.fixture
 def samples(tmp_path):
     proxy, gold = world(2, 0.5, num_prompts=12, size=16)
@@ -152,6 +167,10 @@ def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, c
         "overoptimization.json", "overoptimization_reward.png", "overoptimization_other_model.png",
     }  # fmt: skip
     record = json.loads((out / "overoptimization.json").read_text())
+    figure = overoptimization_figure("rm", record["proxies"]["reward"])
+    assert curve_finding(record["proxies"]["reward"][0]) in " ".join(figure.get_suptitle().split())
+    assert "proxy reward" in figure.axes[0].get_legend_handles_labels()[1]
+    assert "nats" in figure.axes[1].get_xlabel()
     assert [curve["method"] for curve in record["proxies"]["reward"]] == METHODS
     assert record["proxies"]["other model"][0]["points"][-1]["setting"] == 16
 
@@ -161,9 +180,7 @@ def test_the_command_writes_a_figure_a_proxy_and_the_record(samples, tmp_path, c
     ("change", "words"),
     [
         (["--gold", "none"], "no column 'none'"),
-        (["--prompt", "none"], "no column 'none'"),
         (["--proxy", "prompt"], "holds no numbers"),
-        (["--samples", "there-is-none.parquet"], "there-is-none.parquet"),
         (["--samples", "rows.docx"], "name local data"),
     ],
 )

@@ -28,7 +28,7 @@ def covered(intervals):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_seeds", [3, 5, 10])
+@pytest.mark.parametrize("num_seeds", [3, 10])
 @pytest.mark.parametrize(("prompt_sd", "seed_sd"), [(0.8, 0.05), (0.05, 0.8)], ids=["prompts", "seeds"])
 def test_an_interval_over_seeds_knows_that_they_answer_the_same_prompts(num_seeds, prompt_sd, seed_sd):
     progress = experiments(num_seeds, prompt_sd, seed_sd)
@@ -80,13 +80,10 @@ def watched(*actions, kept=0):
     return {"looks": looks, "unit": "sd", "kept_step": kept, "kept_kl": 1.0, "final": None, "labels": 648}
 
 
-def test_a_start_that_is_kept_for_want_of_evidence_is_no_refusal():
+def test_a_start_that_is_kept_for_want_of_evidence_is_no_refusal_and_a_refused_training_says_why():
     found = verdict_of_watch([watched("go_on", "go_on"), watched("go_on", "lower_kl")], None)
     assert found["status"] == "unclear"
     assert "1,296 labels showed neither a gain nor that the true reward turned" in found["headline"]
-
-
-def test_a_refused_training_says_why_it_ended():
     never = verdict_of_watch([watched("go_on", "stop")], None)
     assert never["headline"].startswith("Not against this reward model: ")
     assert never["reasons"] == ["look 1"]

@@ -38,6 +38,8 @@ def of(settings, **changes):
 )
 def test_auto_takes_vllm_where_a_step_is_faster_by_it(installed, settings, device, temperature, expected):
     assert draws_by_vllm(settings, temperature, device) is expected
+    with pytest.raises(ConfigError, match=r"policy\.temperature=2\.5"):
+        draws_by_vllm(of(SETTINGS, rollouts="vllm"), 2.5, "cpu")
 
 
 def test_what_cannot_draw_is_refused_where_it_was_named_and_else_not_taken(absent):
@@ -47,8 +49,3 @@ def test_what_cannot_draw_is_refused_where_it_was_named_and_else_not_taken(absen
         draws_by_vllm(named, 1.0, "cpu")
     with pytest.raises(ConfigError, match="no program"):
         require_rlhf(named, None, None, is_gold=False)  # before anything is computed
-
-
-def test_a_temperature_that_vllm_refuses_is_said(installed):
-    with pytest.raises(ConfigError, match=r"policy\.temperature=2\.5"):
-        draws_by_vllm(of(SETTINGS, rollouts="vllm"), 2.5, "cpu")

@@ -120,12 +120,15 @@ def weights(model):
 
 
 @pytest.mark.slow
-def test_a_seed_gives_one_training_and_another_seed_another_whatever_torch_drew_before():
+def test_a_seed_gives_one_training_without_dropout_whatever_torch_drew_before():
     examples = [Example(one.prompt * 10, one.response * 10) for one in drawn(180)]  # several steps a pass
     found = []
     for seed, disturbance in ((0, 1), (0, 2), (1, 1)):
         torch.manual_seed(disturbance)
-        model = new_model()
+        model = new_model().train()
+        for module in model.modules():
+            if hasattr(module, "attention_dropout"):
+                module.attention_dropout = 0.9 if disturbance == 2 else 0.0  # which stays off
         losses, _ = tune(model, examples, seed=seed, epochs=1)
         assert len(losses) > 1
         found.append((losses, weights(model)))
@@ -143,13 +146,10 @@ def test_every_pass_has_each_example_once_and_no_step_is_above_its_budget(sizes,
     for batch in batches:
         assert batch
         assert len(batch) * max(examples[index].num_tokens for index in batch) <= TOKEN_BUDGET
-    assert batches == list(_batches(examples, random.Random(seed)))  # noqa: S311
-
-
-def test_passes_differ_in_their_order():
-    examples = [Example((0,) * 900, (index % VOCABULARY,) * 100) for index in range(60)]
-    rng = random.Random(0)  # noqa: S311
-    assert list(_batches(examples, rng)) != list(_batches(examples, rng))
+    rng = random.Random(seed)  # noqa: S311
+    assert batches == list(_batches(examples, rng))
+    if len(batches) > 8:
+        assert batches != list(_batches(examples, rng))  # the next pass has another order
 
 
 @pytest.mark.parametrize(
@@ -169,12 +169,3 @@ def test_a_broken_model_is_refused_at_once_with_the_settings_to_change():
     with pytest.raises(TrainingError, match=r"nan at step 0 .* rate 0\.01: .*policy\.base.* as policy\.name"):
         tune(model, drawn(4))
     assert torch.equal(torch.nan_to_num(weights(model)), torch.nan_to_num(before))
-
-
-def test_dropout_stays_off():
-    model = new_model()
-    for module in model.modules():
-        if hasattr(module, "attention_dropout"):
-            module.attention_dropout = 0.9
-    model.train()
-    assert tune(model, drawn(5), epochs=3) == tune(new_model(), drawn(5), epochs=3)

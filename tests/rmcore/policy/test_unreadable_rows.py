@@ -8,10 +8,10 @@ from rmcore.core.errors import DataError
 from rmcore.core.progress import silent
 from rmcore.data.pair import Message, PreferencePair, prompt_key
 from rmcore.data.rendering import Renderer, Rendering
-from rmcore.ensembles.members import Members
+from rmcore.ensembles.ensemble import Members
 from rmcore.ensembles.score import readable_pairs
-from rmcore.policy.grpo.rollouts import LocalReward
-from rmcore.policy.sampling.scored_samples import score_samples
+from rmcore.policy.grpo.group_reward import LocalReward
+from rmcore.policy.sampling.samples import score_samples
 
 SYSTEM = (Message("system", "be brief"), Message("user", "hi"))
 BAD = PreferencePair(SYSTEM, "c", "d", pair_id="bad")

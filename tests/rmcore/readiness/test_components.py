@@ -168,62 +168,54 @@ def test_the_noise_of_a_judge_is_taken_off_both_accuracies_and_nothing_else(seed
     }
 
 
-@pytest.mark.parametrize("ceiling", [0.5, 0.2, 0.0, 1.01, math.nan])
+@pytest.mark.parametrize("ceiling", [0.5, 1.01, math.nan])
 def test_a_ceiling_that_nothing_can_be_corrected_by_is_refused(ceiling):
     with pytest.raises(ConfigError, match="judge_ceiling"):
         on_policy_parts(world(0), judge_ceiling=ceiling)
 
 
-def test_a_reward_without_opinion_is_half_right_everywhere():
+def test_who_has_no_opinion_is_half_right_or_leaves_nothing_to_be_right_about():
     pools = world(8, size=17)
-    found = values(JudgedPools([np.ones_like(pool) for pool in pools.rewards], pools.judged, pools.lengths))
-    assert found["on_policy_accuracy"] == found["hard_accuracy"] == 0.5
-    assert found["win_rate_4"] == pytest.approx(0.5)
-    assert found["win_rate_16"] == pytest.approx(0.5)
-    assert found["length_correlation"] is None
-
-
-def test_a_judge_without_opinion_leaves_nothing_to_be_right_about():
-    pools = world(9)
+    blind = values(JudgedPools([np.ones_like(pool) for pool in pools.rewards], pools.judged, pools.lengths))
+    assert blind["on_policy_accuracy"] == blind["hard_accuracy"] == 0.5
+    assert blind["win_rate_4"] == blind["win_rate_16"] == pytest.approx(0.5)
+    assert blind["length_correlation"] is None
     parts = on_policy_parts(JudgedPools(pools.rewards, [np.zeros_like(pool) for pool in pools.judged], pools.lengths))
     assert parts["on_policy_accuracy"].value is None
     assert "tells apart" in parts["on_policy_accuracy"].reason
     assert parts["win_rate_4"].value == pytest.approx(0.5)
     json.dumps({name: part.to_dict() for name, part in parts.items()}, allow_nan=False)
-
-
-def test_prompts_without_an_opinion_do_not_count():
-    pools = world(10)
+    # Prompts whose samples the judge does not tell apart do not count.
     flat = [np.zeros_like(pool) if index < 2 else pool for index, pool in enumerate(pools.judged)]
     rest = JudgedPools(pools.rewards[2:], pools.judged[2:], pools.lengths[2:])
-    found = values(JudgedPools(pools.rewards, flat, pools.lengths))["on_policy_accuracy"]
-    assert found == pytest.approx(values(rest)["on_policy_accuracy"])
+    some = values(JudgedPools(pools.rewards, flat, pools.lengths))["on_policy_accuracy"]
+    assert some == pytest.approx(values(rest)["on_policy_accuracy"])
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-@pytest.mark.parametrize(("side", "name"), [("rewards", "reward model"), ("judged", "judge")])
-def test_a_value_that_is_no_number_is_refused_with_whose_it_is(side, name, value):
-    pools = world(12)
-    sides = {"rewards": pools.rewards, "judged": pools.judged, "lengths": pools.lengths}
-    sides[side] = [pool.copy() for pool in sides[side]]
-    sides[side][2].flat[1] = sides[side][4].flat[0] = value
-    with pytest.raises(DataError, match=rf"the {name} gave .* prompt 2 \(and 1 more\)"):
-        JudgedPools(**sides)
+SIDES = ("rewards", "judged", "lengths")
 
 
-def test_too_few_samples_and_samples_that_do_not_fit_are_refused():
+def without_first(pools):
+    return [pool[1:] for pool in pools]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda one: {"rewards": [pool * math.nan for pool in one.rewards]}, r"reward model gave .* 0 \(and 2 more\)"),
+        (lambda one: {"judged": [*one.judged[:2], one.judged[2] / 0.0]}, r"judge gave .* prompt 2 \(and 0 more\)"),
+        (lambda one: {"judged": without_first(one.judged)}, "same samples"),
+        (lambda one: {"lengths": without_first(one.lengths)}, "same samples"),
+        (lambda one: {"judged": one.judged[1:]}, "same samples"),
+        (lambda one: {name: [pool[:3] for pool in one.judged] for name in SIDES}, "at least four"),
+        (lambda one: {name: [] for name in SIDES}, "at least four"),
+    ],
+)
+def test_samples_that_cannot_be_judged_are_refused(change, words):
     pools = world(13, num_prompts=3)
-    short = [pool[:3] for pool in pools.rewards]
-    with pytest.raises(DataError, match="at least four"):
-        JudgedPools(short, short, short)
-    for name in ("judged", "lengths"):
-        sides = {"rewards": pools.rewards, "judged": pools.judged, "lengths": pools.lengths}
-        with pytest.raises(DataError, match="same samples"):
-            JudgedPools(**sides | {name: [pool[1:] for pool in sides[name]]})
-    with pytest.raises(DataError, match="same samples"):
-        JudgedPools(pools.rewards, pools.judged[1:], pools.lengths)
-    with pytest.raises(DataError, match="at least four"):
-        JudgedPools([], [], [])
+    sides = {name: getattr(pools, name) for name in SIDES}
+    with np.errstate(all="ignore"), pytest.raises(DataError, match=words):
+        JudgedPools(**sides | change(pools))
 
 
 def test_a_share_that_all_prompts_agree_on_has_an_interval_with_a_width():

@@ -112,12 +112,6 @@ def test_an_answer_is_one_answer_however_often_it_was_compared():
     assert [row["win_rate"] for row in doubled["choices"]] == [row["win_rate"] for row in found["choices"]]
 
 
-def test_the_same_text_under_another_prompt_is_another_answer():
-    strength = np.arange(4.0)
-    parts = [pairs_of(strength, strength, [9] * 4, [(0, 1), (1, 2), (2, 3)], prompt=name) for name in "ab"]
-    assert logged_answers(pd.concat(parts))["num_answers"] == 8
-
-
 def test_prompts_with_too_few_connected_answers_are_counted():
     three = pairs_of(np.arange(3.0), np.arange(3.0), [9] * 3, [(0, 1), (1, 2), (0, 2)], prompt="three")
     apart = pairs_of(np.arange(6.0), np.arange(6.0), [9] * 6, [(0, 1), (2, 3), (4, 5)], prompt="apart")
@@ -125,6 +119,8 @@ def test_prompts_with_too_few_connected_answers_are_counted():
     assert logged_answers(pd.concat([three, apart])) is None
     found = logged_answers(pd.concat([three, apart, four]))
     assert (found["num_prompts"], found["num_left_out"], found["num_answers"]) == (1, 2, 4)
+    again = four.assign(prompt="again", prompt_id="again")  # the same texts are other answers there
+    assert logged_answers(pd.concat([four, again]))["num_answers"] == 8
 
 
 def test_labels_that_go_round_in_a_circle_are_left_out_and_counted():
@@ -152,31 +148,22 @@ def test_margins_count_only_where_all_pairs_of_a_prompt_have_one_that_agrees_wit
         assert scaled["choices"][0]["gain"] == pytest.approx(mixed["choices"][0]["gain"])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_rewards_that_are_no_numbers_are_refused(bad):
+def test_rewards_that_are_no_numbers_and_missing_columns_are_refused():
     data = table()
-    data.loc[[2, 5], "reward_rejected"] = bad
+    data.loc[[2, 5], "reward_rejected"] = np.nan, np.inf
     with pytest.raises(DataError, match=r"2 of \d+ pairs have a reward that is NaN or infinite"):
         logged_answers(data)
-
-
-def test_a_missing_column_is_named():
     with pytest.raises(DataError, match="lacks prompt_id, target_margin"):
         logged_answers(table().drop(columns=["target_margin", "prompt_id"]))
 
 
-def test_one_prompt_has_no_interval_and_supports_no_claim():
-    found = record(5.0, num_prompts=1, sizes=(9, 9))
-    (choice,) = found["choices"]
-    assert choice["win_rate"]["ci_low"] is None
-    assert (found["best_k"], found["outcome"]) == (None, "too_few")
-
-
 def test_what_nothing_claimed_means_is_told():
+    one = record(5.0, num_prompts=1, sizes=(9, 9))
+    assert one["choices"][0]["win_rate"]["ci_low"] is None
+    assert (one["best_k"], one["outcome"]) == (None, "too_few")
     assert record(5.0, num_prompts=MIN_PROMPTS - 1, sizes=(9, 9))["outcome"] == "too_few"
-    assert record(5.0, num_prompts=MIN_PROMPTS, sizes=(9, 9))["outcome"] == "claimed"
-    assert record(0.0, num_prompts=MIN_PROMPTS, sizes=(9, 9))["outcome"] == "open"
-    assert record(-5.0, num_prompts=MIN_PROMPTS, sizes=(9, 9))["outcome"] == "refuted"
+    for quality, outcome in ((5.0, "claimed"), (0.0, "open"), (-5.0, "refuted")):
+        assert record(quality, num_prompts=MIN_PROMPTS, sizes=(9, 9))["outcome"] == outcome
 
 
 def test_prompts_of_one_conversation_are_one_piece_of_evidence():

@@ -153,15 +153,11 @@ def test_a_step_that_did_harm_is_not_undone_by_a_step_but_left():
     assert "a-1, the first" in so_far([first, second])
 
 
-def test_a_recipe_counts_as_run_however_its_length_was_set():
+def test_a_recipe_counts_as_run_however_its_length_or_what_changes_no_outcome_was_set():
     first = tried("a-1", epochs=4.0, gap=0.3)
     assert step_of(first) == {"train.epochs": "2"}
-    assert "train.epochs" not in step_of(
-        first, tried("b-2", steps=planned_steps(TrainConfig(epochs=2), 400), over_first=-0.1)
-    )
-
-
-def test_a_recipe_with_more_pairs_counts_as_run_whatever_else_was_set_that_changes_no_outcome():
+    again = tried("b-2", steps=planned_steps(TrainConfig(epochs=2), 400), over_first=-0.1)
+    assert "train.epochs" not in step_of(first, again)
     first = tried("a-1", epochs=2.0, unused=300, data={"pairs_per_prompt": 1})
     assert step_of(first) == {"data.pairs_per_prompt": "null"}
     more = tried("b-2", epochs=2.0, num=700, over_first=-0.1, log_every=5)
@@ -214,9 +210,7 @@ STEPS = {
 def test_the_order_of_steps(rule):
     for run, change in STEPS[rule]:
         assert step_of(tried(**run)) == change
-
-
-def test_texts_are_read_no_longer_than_the_model_has_positions():
+    # Texts are read no longer than the model has positions.
     assert "model.max_seq_len" not in step_of(tried(cut=0.69, model=ModelConfig(name="minilm", max_seq_len=512)))
 
 
@@ -252,11 +246,6 @@ def test_the_number_of_labels_follows_the_chains_own_learning_curve():
     assert "400 to 800 pairs brought" in next_step([few, many, best, beyond])["evidence"]
 
 
-def test_what_can_be_seen_is_told_by_the_chains_own_intervals_once_there_are_some():
-    assert visible_gain([tried(half=0.04)]) > visible_gain([tried(half=0.02)])
-    assert visible_gain([tried(), tried(over_first=0.1, half=0.05)]) == pytest.approx(0.05)
-
-
 def test_labels_that_may_be_reversed_are_looked_at_as_the_run_read_them():
     names = {"split": "test", "prompt_column": "q", "chosen_column": "winner", "rejected_column": "the loser"}
     more = next_step([tried(found=[REVERSED], accuracy=0.4, data=names | {"grade_columns": ("a", "b"), "limit": 9})])
@@ -269,7 +258,9 @@ def test_labels_that_may_be_reversed_are_looked_at_as_the_run_read_them():
     assert set(dict(asked)) <= {option for parameter in parameters for option in parameter.opts}
 
 
-def test_the_pairs_that_would_decide_grow_with_the_square_of_the_precision():
+def test_what_can_be_seen_and_the_pairs_that_would_decide_follow_from_intervals():
+    assert visible_gain([tried(half=0.04)]) > visible_gain([tried(half=0.02)])
+    assert visible_gain([tried(), tried(over_first=0.1, half=0.05)]) == pytest.approx(0.05)
     assert pairs_to_decide(share(0.05, 0.1, 100)) == 400
     assert pairs_to_decide(share(-0.05, 0.1, 100)) is None
     assert pairs_to_decide(share(0.05, 0.01, 100)) is None

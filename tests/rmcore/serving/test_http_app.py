@@ -12,7 +12,7 @@ from scipy.special import expit
 from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message, as_json
 from rmcore.data.rendering import Renderer, Rendering
-from rmcore.policy.grpo.rollouts import one_step, rollout_texts
+from rmcore.policy.grpo.group_reward import one_step, rollout_texts
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.scorer import as_dialogue

@@ -14,9 +14,8 @@ import small_policies as policies
 from machine import family
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import ModelError, ServingError
-from rmcore.policy.grpo.grpo import make_grpo_with_rm
-from rmcore.policy.grpo.vllm_rollouts import HIGHEST_WEIGHT
-from rmcore.policy.policy_weights import load_weights
+from rmcore.policy.grpo.grpo import HIGHEST_WEIGHT, make_grpo_with_rm
+from rmcore.policy.policy import load_weights
 from rmcore.policy.sampling.sampler import SamplingSettings
 
 pytestmark = pytest.mark.services

@@ -93,8 +93,11 @@ def test_intervals_hold_after_every_value_together(draw, mean):
 
 @pytest.mark.slow
 @given(st.lists(st.floats(-1.0, 1.0), min_size=1, max_size=150))
-def test_each_interval_lies_within_those_before_it_whatever_comes(values):
-    path = confidence_sequence([*values, *[1.0] * 100, *[-1.0] * 150], -1.0, 1.0, 0.05)
+def test_each_interval_lies_within_those_before_it_and_holds_the_mean_whatever_comes(values):
+    """Where later values contradict earlier ones, the mean that is said is the end that it lies beyond."""
+    sequence = ConfidenceSequence(-1.0, 1.0, 0.05)
+    path = np.array([sequence.see(value) for value in [*values, *[1.0] * 100, *[-1.0] * 150]])
     assert (np.diff(path[:, 0]) >= 0).all()
     assert (np.diff(path[:, 1]) <= 0).all()
-    assert (path[:, 0] <= path[:, 1]).all()
+    assert path[-1, 0] <= sequence.mean <= path[-1, 1]
+    assert np.mean(sequence.values) < path[-1, 0] == sequence.mean

@@ -63,7 +63,9 @@ def test_a_reward_that_follows_the_judge_saves_labels_and_one_that_does_not_cost
     proxy = rng.normal(size=(4000, 8))
     judged = np.clip(follows * proxy + (1 - follows**2) ** 0.5 * rng.normal(size=proxy.shape), -LIMIT, LIMIT)
     chooser = PairChooser(LIMIT, 8)
-    for one, other in zip(proxy[:200, 0], judged[:200, 0], strict=True):
+    for number, (one, other) in enumerate(zip(proxy[:200, 0], judged[:200, 0], strict=True)):
+        is_fitted = (chooser.choose(np.ones((3, 8)), np.random.default_rng(0)).expected != 0).any()
+        assert is_fitted == (number >= FEWEST_TO_FIT)  # before, the reward says nothing
         chooser.learn(float(one), float(other))
     chosen = chooser.choose(proxy, rng)
     values = [chosen.value(group, judged[group, int(place)]) for group, place in enumerate(chosen.places)]
@@ -76,11 +78,3 @@ def test_the_bound_is_reached_and_known_before_anything_is_drawn():
     chooser = learned(9.0, 4)
     chosen = chooser.choose(np.array([[-9.0, 9.0, 9.0, 9.0]]), Places(0))
     assert chosen.value(0, LIMIT) == pytest.approx(chooser.bound)
-
-
-def test_before_enough_is_judged_the_reward_says_nothing():
-    chooser = PairChooser(LIMIT, 4)
-    for proxy in range(FEWEST_TO_FIT - 1):
-        chooser.learn(float(proxy), float(proxy))
-    chosen = chooser.choose(np.ones((3, 4)), np.random.default_rng(0))
-    assert (chosen.expected == 0).all()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from rmcore.policy.stopping.gain_curve import BEND, OWN, ROUGHNESS, SLOPE, GainCurve
+from rmcore.policy.stopping.watch import BEND, OWN, ROUGHNESS, SLOPE, GainCurve
 
 KLS = (0.2, 0.5, 1.1, 0.8, 2.5)
 SEEN = ((1, 0, 0.3, 0.04), (2, 0, 0.2, 0.03), (3, 1, -0.1, 0.05), (4, 2, 0.1, 0.02), (5, 2, -0.4, 0.02))
@@ -45,15 +45,12 @@ def test_the_posterior_is_the_dense_one():
     assert (covariance[0] == 0).all()
     np.testing.assert_allclose(mean[1:], expected, atol=1e-7)
     np.testing.assert_allclose(covariance[1:, 1:], spread, atol=1e-7)
-
-
-def test_before_anything_is_judged_it_is_the_prior():
-    found = GainCurve()
-    found.add_checkpoint(1.0)
-    mean, covariance = found.posterior()
+    alone = GainCurve()  # before anything is judged it is the prior
+    alone.add_checkpoint(1.0)
+    mean, covariance = alone.posterior()
     assert mean.tolist() == [0, 0]
     assert covariance[1, 1] == pytest.approx(SLOPE**2 + BEND**2 + ROUGHNESS**2 / 3 + OWN**2)
-    assert found.informative_reference([0]) == 0
+    assert alone.informative_reference([0]) == 0
 
 
 def test_the_telling_reference_has_the_largest_square_fall():
