@@ -178,7 +178,7 @@ def print_plan(config: PipelineConfig) -> None:
 
         import_ahead(os.environ)
     from flows.planning import plan_run, require_start  # here: pandas and scipy, which the list of runs needs not
-    from rmcore.readiness.verdict import plan_power
+    from rmcore.readiness.power import plan_power
 
     require_start(config)
     plan, probed = plan_run(config, Store(home() / "store"), home())

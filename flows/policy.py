@@ -26,7 +26,8 @@ from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef
 from rmcore.policy.confirmation import require_served_judge, smallest_n
 from rmcore.policy.overoptimization import curves_of_file
-from rmcore.readiness.verdict import next_rung, verdict_on_served
+from rmcore.readiness.power import next_rung
+from rmcore.readiness.verdict import verdict_on_served
 from rmcore.reporting.html.blocks import markdown
 from rmcore.reporting.html.note import run_note
 from rmcore.reporting.html.page import write_block_report

@@ -28,7 +28,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.data.pair import PreferencePair
 from rmcore.readiness.next_step import step_of_checkpoint
 from rmcore.readiness.original_score import NOT_MEASURED
-from rmcore.readiness.verdict import next_rung
+from rmcore.readiness.power import next_rung
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.verdict_style import check_result
 from rmcore.stages.prepared import NOT_KNOWN_OF, pairs_of_training, seen_by_checkpoint

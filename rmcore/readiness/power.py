@@ -1,4 +1,4 @@
-"""How many judged prompts show a gain: the power of the interval that verdicts on samples rest on.
+"""The evidence that would raise a verdict, and how many judgements it takes: the power of verdicts on samples.
 
 The lower end of that interval (`rmcore.evaluation.uncertainty.bounded_means`) is the 2.5 % quantile of a mean in which
 N prompts, and one more that loses as much as the worst judged sample, have random weights. The N prompts add a normal
@@ -7,13 +7,22 @@ evaluations if both together stay below it in 97.5 % of the draws after 0.84 sta
 """
 
 import math
+import shlex
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
 
-from rmcore.policy.sampling.best_of_n import best_of_n_weights
+from rmcore.config.pipeline import PipelineConfig
+from rmcore.config.policy import WORLD, PolicyConfig
+from rmcore.policy.confirmation import FURTHEST_KL, MOST_SAMPLES, smallest_n
+from rmcore.policy.overoptimization import LET_PASS
+from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, best_of_n_weights, nominal_kl, samples_needed
+from rmcore.readiness.components import DECIDING
+from rmcore.reporting.schema import NextRung, Verdict
 
 GAIN_TO_SHOW = 0.2
 """Gain in sd for which a plan and the next step say how many prompts show it."""
@@ -89,3 +98,159 @@ def _is_shown(gain: float, num_prompts: int, n: int, size: int, worst: float | N
     # P(normal + exponential error <= left), of an exponentially modified normal distribution.
     beyond = math.exp(min(0.0, -left / unseen + ratio**2 / 2 + float(log_ndtr(normal - ratio))))
     return bool(ndtr(normal) - beyond >= 0.975)
+
+
+def plan_power(config: PipelineConfig) -> str | None:
+    """Return what gain the judged samples of a plan would show, or that they do not reach the plan.
+
+    None where no sample is drawn.
+    """
+    policy, planned_kl = config.policy, config.readiness.planned_kl
+    if policy is None or policy.samples is not None:
+        return None
+    each, needed = policy.samples_per_prompt, samples_needed(planned_kl)
+    if math.sqrt(planned_kl) >= LET_PASS * math.sqrt(nominal_kl(each)):
+        more = f"; best of {MOST_SAMPLES:,}, the most that is planned with, reaches {FURTHEST_KL:.2f}"
+        if planned_kl <= FURTHEST_KL:
+            more = f", or draw {needed:,} of each (policy.samples_per_prompt)"
+        return (
+            f"{each:,} samples of each prompt reach {nominal_kl(each):.2f} nats, and {planned_kl:g} are planned: the "
+            f"gain there would not be measured. Plan at most as many nats (readiness.planned_kl){more}"
+        )
+    n = min(each, needed)
+    drawn = f"{policy.num_prompts} held-out prompts × {each} samples {_shown_gain(policy.num_prompts, n, each)}"
+    return f"{drawn}; {GAIN_TO_SHOW:g} sd takes {prompts_to_detect(GAIN_TO_SHOW, n, each)} prompts of {each} samples"
+
+
+def _shown_gain(num_prompts: int, n: int, size: int) -> str:
+    gain = detectable_gain(num_prompts, n, size)
+    if gain > perfect_gain(n):
+        return "are too few to show any gain"
+    return f"show a gain of {gain:.2f} sd or more in 4 of 5 evaluations"
+
+
+class _Judgeable(NamedTuple):
+    """The plan as far as samples can judge it.
+
+    kl: nats: the planned ones, or where they are beyond `FURTHEST_KL` those that the samples of a prompt reach.
+    needed: samples of each prompt that it takes.
+    each: samples to draw of each prompt; more of a prompt say little of the plan.
+    option: words of `rm-opt readiness policy` that lower the plan to `kl`.
+    why: the reason, for readers; empty where the plan stays.
+    """
+
+    kl: float
+    needed: int
+    each: int
+    option: list[str]
+    why: str
+
+
+def _reach(num_samples: int) -> float:
+    """Nats that so many samples of each prompt reach, rounded down to what a command shows."""
+    return math.floor(100 * nominal_kl(num_samples)) / 100
+
+
+def _judgeable(config: PipelineConfig, policy: PolicyConfig) -> _Judgeable:
+    planned_kl = config.readiness.planned_kl
+    if planned_kl <= FURTHEST_KL:
+        needed = samples_needed(planned_kl)
+        return _Judgeable(planned_kl, needed, max(needed, DECIDING + 1), [], "")
+    each = min(max(policy.samples_per_prompt, DECIDING + 1), MOST_SAMPLES)
+    kl = _reach(each)
+    why = f", up to {kl:g} nats: the planned {planned_kl:g} are beyond best of {MOST_SAMPLES:,}"
+    return _Judgeable(kl, samples_needed(kl), each, ["--kl", f"{kl:g}"], why)
+
+
+def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) -> NextRung | None:
+    """Return what would raise a verdict: the evidence, the command that gathers it, and its cost; None at the top.
+
+    Args:
+        verdict: the present verdict.
+        config: settings of the run that it came from.
+        model: arguments by which a command finds the reward model: the name of the run, which determines settings,
+            split and policy; below the third level also `--checkpoint DIR` and `--data FILE`.
+    """
+    policy = config.policy or PolicyConfig()
+    if verdict["rung"] < 3:
+        return _samples_to_judge(config, policy, model)
+    if verdict["rung"] > 3:
+        return None
+    if verdict["status"] == "unclear":
+        return _more_samples(config, policy, model)
+    if verdict["status"] == "not_ready":  # it must not be optimised against
+        kl = _judgeable(config, policy).kl / 2
+        if policy.samples is None:
+            kl = min(kl, _reach(policy.samples_per_prompt))
+        return {
+            "rung": 3,
+            "evidence": "a plan that stops earlier, or a reward model trained on more labels, judged again",
+            "command": shlex.join(["rm-opt", "readiness", "policy", *model, "--kl", f"{kl:g}"]),
+            "cost": "no new sample and no new label for the plan: the stored samples are scored again",
+        }
+    if config.readiness.planned_optimizer == "best_of_n" and config.readiness.planned_kl <= FURTHEST_KL:
+        return _serving(config, policy, model)
+    needs_policy = policy.samples is not None or policy.name == WORLD
+    return {
+        "rung": 4,
+        "evidence": "a policy optimised against it, judged on held-out prompts",
+        "command": shlex.join(["rm-opt", "rlhf", "--from", *model, "--seeds", "3"])
+        + (" --policy-model YOUR_POLICY" if needs_policy else ""),
+        "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
+    }
+
+
+def _samples_to_judge(config: PipelineConfig, policy: PolicyConfig, model: Sequence[str]) -> NextRung:
+    plan = _judgeable(config, policy)
+    judged = shlex.join(["rm-opt", "readiness", "policy", *model, *plan.option])
+    evidence = f"samples of the policy that will be optimised, judged{plan.why}"
+    if config.is_gold:
+        each = max(policy.samples_per_prompt, plan.needed)
+        more = "" if each == policy.samples_per_prompt else f" --set policy.samples_per_prompt={each}"
+        return {
+            "rung": 3,
+            "evidence": evidence,
+            "command": f"{judged}{more}",
+            "cost": f"{policy.num_prompts} prompts × {each} samples of the policy, which the synthetic benchmark "
+            "judges without a cost",
+        }
+    of_each = [] if policy.samples_per_prompt == plan.each else ["--n", str(plan.each)]
+    drawn = shlex.join(["rm-opt", "readiness", "best-of-n", *model, *of_each])
+    return {
+        "rung": 3,
+        "evidence": evidence,
+        "command": f"{drawn} --policy YOUR_POLICY",
+        "cost": f"{policy.num_prompts} prompts × {plan.each} samples of the policy and a judgement of each; then "
+        f"{judged} --samples JUDGED_FILE",
+    }
+
+
+def _more_samples(config: PipelineConfig, policy: PolicyConfig, model: Sequence[str]) -> NextRung:
+    plan = _judgeable(config, policy)
+    wanted = max(2 * ENOUGH_PROMPTS, prompts_to_detect(GAIN_TO_SHOW, plan.needed, plan.each))
+    wanted = wanted if wanted > policy.num_prompts else 2 * policy.num_prompts
+    size = f"{wanted} prompts × {plan.each} samples"
+    judged = shlex.join(["rm-opt", "readiness", "policy", *model, *plan.option])
+    larger = f"--set policy.num_prompts={wanted} --set policy.samples_per_prompt={plan.each}"
+    return {
+        "rung": 3,
+        "evidence": f"{size} of the policy, judged, which {_shown_gain(wanted, plan.needed, plan.each)}{plan.why}",
+        "command": f"{judged} {larger if policy.samples is None else '--samples JUDGED_FILE'}",
+        "cost": f"{size} and a judgement of each",
+    }
+
+
+def _serving(config: PipelineConfig, policy: PolicyConfig, model: Sequence[str]) -> NextRung:
+    people = policy.people
+    if people is None and not config.is_gold and policy.judge is None:
+        people = "to_judge"
+    judged_by = "2 judgements each, plus 48 to estimate the sd" if people is None else "one pair each for people"
+    words = [] if people in (None, policy.people) else ["--people", people]
+    return {
+        "rung": 4,
+        "evidence": "best-of-n served on fresh prompts, judged",
+        "command": shlex.join(["rm-opt", "readiness", "confirm", *model, *words])
+        + ("" if policy.samples is None else " --policy YOUR_POLICY"),
+        "cost": f"at most {policy.fresh_prompts} fresh prompts, {smallest_n(config.readiness.planned_kl) + 1} "
+        f"samples and {judged_by}; fewer prompts if the result is clear sooner",
+    }

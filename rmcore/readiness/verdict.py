@@ -11,18 +11,12 @@ No model is called ready below the third level. Each verdict names its level, wh
 The code calls a level `rung`. Verdicts are plain records that are stored as JSON (`rmcore.reporting.schema.Verdict`).
 """
 
-import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
-from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.policy import WORLD, PolicyConfig
 from rmcore.evaluation.diagnosis import BASELINE_LABEL, ECE, OVER_BASELINE, Diagnosis, GateCheck
 from rmcore.evaluation.uncertainty import ends, shown_gain, unseen_prompts
-from rmcore.policy.confirmation import FURTHEST_KL, smallest_n
-from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS, samples_needed
-from rmcore.readiness.components import DECIDING
-from rmcore.readiness.power import GAIN_TO_SHOW, detectable_gain, perfect_gain, prompts_to_detect
+from rmcore.policy.sampling.best_of_n import ENOUGH_PROMPTS
 from rmcore.reporting.schema import NextRung, Verdict
 
 ASKED = {OVER_BASELINE: "beats chance and “pick the longer answer”", ECE: "is calibrated"}
@@ -227,96 +221,6 @@ def _optimised(evidence: str, outcome: Mapping[str, Any]) -> Verdict:
         "headline": outcome["headline"],
         "reasons": list(outcome["reasons"]),
     }
-
-
-def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) -> NextRung | None:
-    """Return what would raise a verdict: the evidence, the command that gathers it, and its cost; None at the top.
-
-    Args:
-        verdict: the present verdict.
-        config: settings of the run that it came from.
-        model: arguments by which a command finds the reward model: the name of the run, which determines settings,
-            split and policy; below the third level also `--checkpoint DIR` and `--data FILE`.
-    """
-    policy = config.policy or PolicyConfig()
-    is_gold = config.is_gold
-    judged = shlex.join(["rm-opt", "readiness", "policy", *model])
-    needed = samples_needed(config.readiness.planned_kl)
-    each = max(needed, DECIDING + 1)  # more of a prompt say little of the plan
-    if verdict["rung"] < 3:
-        samples = f"{policy.num_prompts} prompts × {each} samples of the policy"
-        of_each = [] if policy.samples_per_prompt == each else ["--n", str(each)]
-        drawn = shlex.join(["rm-opt", "readiness", "best-of-n", *model, *of_each])
-        return {
-            "rung": 3,
-            "evidence": "samples of the policy that will be optimised, judged",
-            "command": judged if is_gold else f"{drawn} --policy YOUR_POLICY",
-            "cost": f"{policy.num_prompts} prompts × {policy.samples_per_prompt} samples of the policy, which the "
-            "synthetic benchmark judges without a cost"
-            if is_gold
-            else f"{samples} and a judgement of each; then {judged} --samples JUDGED_FILE",
-        }
-    if verdict["rung"] > 3:
-        return None
-    if verdict["status"] == "unclear":
-        wanted = max(2 * ENOUGH_PROMPTS, prompts_to_detect(GAIN_TO_SHOW, needed, each))
-        wanted = wanted if wanted > policy.num_prompts else 2 * policy.num_prompts
-        size = f"{wanted} prompts × {each} samples"
-        larger = f"--set policy.num_prompts={wanted} --set policy.samples_per_prompt={each}"
-        return {
-            "rung": 3,
-            "evidence": f"{size} of the policy, judged, which {_power(wanted, needed, each)}",
-            "command": f"{judged} {larger if policy.samples is None else '--samples JUDGED_FILE'}",
-            "cost": f"{size} and a judgement of each",
-        }
-    if verdict["status"] == "not_ready":  # it must not be optimised against
-        return {
-            "rung": 3,
-            "evidence": "a plan that stops earlier, or a reward model trained on more labels, judged again",
-            "command": f"{judged} --kl {config.readiness.planned_kl / 2:g}",
-            "cost": "no new sample and no new label for the plan: the stored samples are scored again",
-        }
-    plan = config.readiness
-    if plan.planned_optimizer == "best_of_n" and plan.planned_kl <= FURTHEST_KL:
-        people = policy.people
-        if people is None and not is_gold and policy.judge is None:
-            people = "to_judge"
-        judged_by = "2 judgements each, plus 48 to estimate the sd" if people is None else "one pair each for people"
-        words = [] if people in (None, policy.people) else ["--people", people]
-        return {
-            "rung": 4,
-            "evidence": "best-of-n served on fresh prompts, judged",
-            "command": shlex.join(["rm-opt", "readiness", "confirm", *model, *words])
-            + ("" if policy.samples is None else " --policy YOUR_POLICY"),
-            "cost": f"at most {policy.fresh_prompts} fresh prompts, {smallest_n(plan.planned_kl) + 1} "
-            f"samples and {judged_by}; fewer prompts if the result is clear sooner",
-        }
-    needs_one = policy.samples is not None or policy.name == WORLD
-    return {
-        "rung": 4,
-        "evidence": "a policy optimised against it, judged on held-out prompts",
-        "command": shlex.join(["rm-opt", "rlhf", "--from", *model, "--seeds", "3"])
-        + (" --policy-model YOUR_POLICY" if needs_one else ""),
-        "cost": "three trainings of the policy by GRPO, judged on held-out prompts on the way",
-    }
-
-
-def plan_power(config: PipelineConfig) -> str | None:
-    """Return what gain the judged samples of a plan would show; None where no sample is drawn."""
-    policy = config.policy
-    if policy is None or policy.samples is not None:
-        return None
-    each = policy.samples_per_prompt
-    n = min(each, samples_needed(config.readiness.planned_kl))
-    drawn = f"{policy.num_prompts} held-out prompts × {each} samples {_power(policy.num_prompts, n, each)}"
-    return f"{drawn}; {GAIN_TO_SHOW:g} sd takes {prompts_to_detect(GAIN_TO_SHOW, n, each)} prompts of {each} samples"
-
-
-def _power(num_prompts: int, n: int, size: int) -> str:
-    gain = detectable_gain(num_prompts, n, size)
-    if gain > perfect_gain(n):
-        return "are too few to show any gain"
-    return f"show a gain of {gain:.2f} sd or more in 4 of 5 evaluations"
 
 
 def verdict_tags(verdict: Verdict, more: NextRung | None) -> dict[str, str]:

@@ -22,7 +22,8 @@ from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.comparison import on_common_pairs, paired_comparison
 from rmcore.evaluation.diagnosis import STUCK, UNDER_TRAINED, diagnose, diagnose_outcome
 from rmcore.readiness.next_step import Tried, best_of, held_out_by, next_step, record_of, so_far
-from rmcore.readiness.verdict import next_rung, verdict_on_policy, with_outcome
+from rmcore.readiness.power import next_rung
+from rmcore.readiness.verdict import verdict_on_policy, with_outcome
 from rmcore.reporting.runs import short_names
 from rmcore.reporting.schema import NextRung, PolicyResults, Results, StageResult, Training
 from rmcore.stages.stages import OPTIONAL, STAGES

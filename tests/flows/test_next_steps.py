@@ -19,7 +19,8 @@ from rmcore.config.policy import PolicyConfig
 from rmcore.core.errors import ConfigError
 from rmcore.evaluation.diagnosis import GateCheck
 from rmcore.models.tiny import build_tiny
-from rmcore.readiness.verdict import next_rung, verdict_on_labels, verdict_on_samples
+from rmcore.readiness.power import next_rung
+from rmcore.readiness.verdict import verdict_on_labels, verdict_on_samples
 from rmcore.stages.order import pipeline_stages, stage_of
 from tasks.checkpoints import given_checkpoint
 

@@ -17,7 +17,7 @@ from rmcore.core.store import Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.table import write_pairs
 from rmcore.judging.language_model import calls_for_rewards
-from rmcore.readiness.verdict import plan_power
+from rmcore.readiness.power import plan_power
 from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.study.estimates import SpeedProbe, probe_kind
 from rmcore.study.plan import Cell

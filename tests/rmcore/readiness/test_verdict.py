@@ -13,14 +13,13 @@ from rmcore.config.evaluate import ReadinessConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.policy import PolicyConfig
 from rmcore.evaluation.diagnosis import ECE, GateCheck, baseline_check, diagnose_outcome
-from rmcore.policy.sampling.best_of_n import samples_needed
+from rmcore.policy.confirmation import MOST_SAMPLES
+from rmcore.policy.sampling.best_of_n import nominal_kl, samples_needed
 from rmcore.readiness.components import DECIDING
-from rmcore.readiness.power import GAIN_TO_SHOW, prompts_to_detect
+from rmcore.readiness.power import GAIN_TO_SHOW, next_rung, plan_power, prompts_to_detect
 from rmcore.readiness.verdict import (
     LOWEST_READY_RUNG,
     PASSED,
-    next_rung,
-    plan_power,
     verdict_on_labels,
     verdict_on_policy,
     verdict_on_samples,
@@ -115,6 +114,11 @@ def test_choosing_among_logged_answers_is_said_up_to_the_largest_k_that_was_show
     assert "Not tested on a policy" in verdict["headline"]
     assert verdict["reasons"] == []
     assert "k =" not in verdict_on_labels([PASS], logged(None), OVER)["headline"]
+    [reason] = verdict_on_labels([PASS], logged(4, over_longest=-0.01), OVER)["reasons"]
+    assert "minus that of the longest answer: 0.10 (-0.01 to 0.20)" in reason
+    calibrated = verdict_on_labels([PASS, OPEN], None, OVER)  # too few pairs to say are no failure
+    assert (calibrated["status"], calibrated["reasons"]) == ("unclear", [OPEN.text])
+    assert calibrated["headline"].startswith("Inconclusive: 9 test pairs leave open whether it is calibrated.")
 
 
 @pytest.mark.parametrize(
@@ -183,18 +187,6 @@ def test_what_speaks_against_the_outcome_is_named_first_and_the_same_thing_once(
     assert "+5.3 points (-6.7 to +17.3)" in shown
 
 
-def test_too_few_pairs_to_say_whether_a_model_is_calibrated_is_no_failure_either():
-    verdict = verdict_on_labels([PASS, OPEN], None, OVER)
-    assert (verdict["status"], verdict["reasons"]) == ("unclear", [OPEN.text])
-    assert verdict["headline"].startswith("Inconclusive: 9 test pairs leave open whether it is calibrated.")
-
-
-def test_a_choice_that_may_be_that_of_the_longest_answer_is_told_so():
-    verdict = verdict_on_labels([PASS], logged(4, over_longest=-0.01), OVER)
-    [reason] = verdict["reasons"]
-    assert "minus that of the longest answer: 0.10 (-0.01 to 0.20)" in reason
-
-
 @pytest.mark.parametrize(
     ("status", "verdict", "tone"),
     [
@@ -208,10 +200,7 @@ def test_a_policy_that_was_optimised_is_the_highest_rung(status, verdict, tone):
     found = verdict_on_policy(trained(status))
     assert (found["rung"], found["status"], VERDICT_STYLES[found["status"]].tone) == (4, verdict, tone)
     assert next_rung(found, PipelineConfig(), ["mine"]) is None
-
-
-def test_a_policy_that_was_not_judged_is_no_evidence():
-    assert verdict_on_policy(trained("unknown")) is None
+    assert verdict_on_policy(trained("unknown")) is None  # nobody judged it
 
 
 def test_a_model_that_is_not_ready_is_not_sent_to_be_optimised_against():
@@ -252,6 +241,26 @@ def test_the_next_step_asks_for_as_many_judgements_of_a_prompt_as_the_plan_needs
     shown = re.search(r"show a gain of [\d.]+ sd or more in 4 of 5 evaluations", more["evidence"])[0]
     assert said.startswith(f"{wanted} held-out prompts × {each} samples {shown}; 0.2 sd takes ")
     assert float(shown.split()[4]) <= GAIN_TO_SHOW + 0.005
-    few = plan_power(config.model_copy(update={"policy": PolicyConfig(num_prompts=4, samples_per_prompt=drawn)}))
-    assert few.startswith(f"4 held-out prompts × {drawn} samples are too few")
+    few = plan_power(config.model_copy(update={"policy": PolicyConfig(num_prompts=4, samples_per_prompt=each)}))
+    assert few.startswith(f"4 held-out prompts × {each} samples are too few")
     assert plan_power(config.model_copy(update={"policy": PolicyConfig(samples="judged.csv")})) is None
+
+
+@given(st.floats(0.01, 300), st.integers(4, 5000), st.sampled_from(["gold", "pairs.csv"]))
+def test_a_plan_beyond_what_samples_reach_is_called_so_and_the_next_step_asks_for_one_within(kl, drawn, source):
+    policy = PolicyConfig(samples_per_prompt=drawn)
+    config = PipelineConfig(data={"source": source}, policy=policy, readiness=ReadinessConfig(planned_kl=kl))
+    reach = nominal_kl(drawn)
+    said = plan_power(config)
+    if kl > 1.03 * reach:  # a plan that rounding alone keeps from its end is judged there
+        assert f"{drawn:,} samples of each prompt reach {reach:.2f} nats, and {kl:g} are planned" in said
+        assert " sd " not in said
+    elif kl <= reach:
+        assert "samples of each prompt reach" not in said
+    samples = [verdict_on_samples([PASS, check], **PLAN) for check in (OPEN, FAIL)]
+    for verdict in (verdict_on_labels([PASS], None, OVER), *samples):
+        more = next_rung(verdict, config, ["mine"])
+        asked = [int(count) for count in re.findall(r"(?<=× )\d+(?= samples)", more["cost"])]
+        assert max(asked, default=0) <= max(MOST_SAMPLES, drawn)
+        planned = re.search(r"--kl (\S+)", f"{more['command']} {more['cost']}")
+        assert (float(planned[1]) if planned else kl) <= nominal_kl(max([drawn, *asked])) + 0.01
