@@ -63,7 +63,7 @@ def audit(
 ) -> dict[str, Any]:
     """Count what a reader of the results must know about the data.
 
-    The pairs are gone through once, and may lie on disk: of each some numbers are kept, 60 bytes in all.
+    The pairs are gone through once, and may lie on disk: of each some numbers are kept, 80 bytes in all.
 
     Args:
         splits: split name -> its pairs; one entry for a file on its own.
@@ -124,10 +124,10 @@ class _Measured(NamedTuple):
 
     prompt: Numbers  # (P,) normalized
     conversation: Numbers  # (P,)
-    completions: Numbers  # (2P,) normalized, chosen and rejected in turn
+    completions: Numbers  # (P, 2) normalized, chosen and rejected
     same: Numbers  # (P,) the three texts as they are
     swapped: Numbers  # (P,) with the completions the other way round
-    characters: npt.NDArray[np.int32]  # (P, 3) of prompt, chosen, rejected
+    characters: Numbers  # (P, 3) of prompt, chosen, rejected
     margins: FloatArray  # of the pairs that have one
     doubtful: Counter[str]  # see `_doubts`
     held_strings: Counter[str]  # of control tokens, each counted once a pair
@@ -141,12 +141,11 @@ class _Measured(NamedTuple):
     @property
     def num_alike(self) -> int:
         """Pairs whose completions are the same text, see above."""
-        return int((self.completions[::2] == self.completions[1::2]).sum())
+        return int((self.completions[:, 0] == self.completions[:, 1]).sum())
 
 
 def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
-    prompt, opening, completions, same, swapped = (array("q") for _ in range(5))
-    characters, margins = array("i"), array("d")
+    numbers, margins = array("q"), array("d")
     doubtful: Counter[str] = Counter()
     held: Counter[str] = Counter()
     num_with_strings = 0
@@ -154,13 +153,10 @@ def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
     for pair in pairs:
         text, chosen, rejected = prompt_text(pair.prompt), pair.chosen, pair.rejected
         asked, number = text.strip(), number_of(text)
-        prompt.append(number)
-        opening.append(number if isinstance(pair.prompt, str) else hash(conversation(pair.prompt)))
-        completions.append(hash(normalized_text(chosen)))
-        completions.append(hash(normalized_text(rejected)))
-        same.append(hash((text, chosen, rejected)))
-        swapped.append(hash((text, rejected, chosen)))
-        characters.extend((len(text), len(chosen), len(rejected)))
+        opening = number if isinstance(pair.prompt, str) else hash(conversation(pair.prompt))
+        numbers.extend((number, opening, hash(normalized_text(chosen)), hash(normalized_text(rejected))))
+        numbers.extend((hash((text, chosen, rejected)), hash((text, rejected, chosen))))
+        numbers.extend((len(text), len(chosen), len(rejected)))
         if pair.target_margin is not None:
             margins.append(pair.target_margin)
         for side in (chosen, rejected):
@@ -173,13 +169,14 @@ def _measure(pairs: Iterable[PreferencePair]) -> _Measured:
         if strings := known_strings((*texts_of(pair.prompt, chosen), rejected)):
             held.update(strings)
             num_with_strings += 1
+    by_pair = np.frombuffer(numbers, np.int64).reshape(-1, 9)
     return _Measured(
-        prompt=np.frombuffer(prompt, np.int64),
-        conversation=np.frombuffer(opening, np.int64),
-        completions=np.frombuffer(completions, np.int64),
-        same=np.frombuffer(same, np.int64),
-        swapped=np.frombuffer(swapped, np.int64),
-        characters=np.frombuffer(characters, np.int32).reshape(-1, 3),
+        prompt=by_pair[:, 0],
+        conversation=by_pair[:, 1],
+        completions=by_pair[:, 2:4],
+        same=by_pair[:, 4],
+        swapped=by_pair[:, 5],
+        characters=by_pair[:, 6:],
         margins=np.frombuffer(margins, np.float64),
         doubtful=doubtful,
         held_strings=held,
@@ -309,7 +306,7 @@ def _describe(split: _Measured) -> dict[str, Any]:
     }
 
 
-def _distribution(values: npt.NDArray[np.int32] | FloatArray) -> dict[str, float | None]:
+def _distribution(values: Numbers | FloatArray) -> dict[str, float | None]:
     names = [*(f"p{percent}" for percent in _PERCENTILES), "mean", "max"]
     if not len(values):
         return dict.fromkeys(names)

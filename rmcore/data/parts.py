@@ -9,17 +9,16 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair, Prompt
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected, json_ready
+from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS
 from rmcore.data.readers.records import RawRecord
 from rmcore.data.readers.row_pairs import asked_and_answered
-from rmcore.data.readers.sources import iter_records, load_pairs
+from rmcore.data.readers.sources import iter_records, load_pairs, probe
 from rmcore.data.readers.turns import OF_THE_PROMPT
 from rmcore.data.readers.unread import LOOKED_AT, counted, unread_columns
 
@@ -65,7 +64,7 @@ class SourceInParts:
     """Sentences about rows that are not among the pairs; whole when all parts were read."""
 
     def __iter__(self) -> Iterator[Part]:
-        """The parts, in order; memory holds one at a time. Pairs are read to a temporary file before the first part.
+        """The parts, in order; memory holds one at a time, or all where each row is one side of a pair.
 
         Raises:
             DataError: the source cannot be read, its columns fit no layout, or no row of it can be used.
@@ -79,7 +78,7 @@ class SourceInParts:
             if record.fields:
                 break
         again = chain(head, records)
-        yield from self._responses(again) if head and _is_response(head[-1]) else self._pairs()
+        yield from self._responses(again) if head and _is_response(head[-1]) else self._pairs(again)
 
     def _responses(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         part = Part(0)
@@ -112,14 +111,35 @@ class SourceInParts:
         if reasons:
             self.notices += [f"{self.num_unusable:,} rows of {self.source} are set aside ({counted(reasons)})."]
 
-    def _pairs(self) -> Iterator[Part]:
-        with TemporaryDirectory(prefix="rm-opt-pairs-") as folder:
-            spool = Path(folder) / "pairs.arrow"
-            loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit, spool=spool)
-            self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected) + loaded.num_ties
+    def _pairs(self, records: Iterator[RawRecord]) -> Iterator[Part]:
+        reading = probe(records, self.source, self.columns)
+        # Sides of a pair, and answers to a prompt, may be anywhere: all rows are read before any pair is whole.
+        if reading.layout.name in (SIDE_ROWS, GRADED_ROWS):
+            loaded = load_pairs(self.source, split=self.split, columns=self.columns, limit=self.limit)
+            self.num_rows, self.num_unusable = loaded.num_rows, len(loaded.rejected)
             self.notices = loaded.notices()
             for number, start in enumerate(range(0, len(loaded.pairs), self.size)):
-                yield Part(number, pairs=list(loaded.pairs[start : start + self.size]))
+                yield Part(number, pairs=loaded.pairs[start : start + self.size])
+            return
+        pairs: list[PreferencePair] = []
+        unread: list[str] = []
+        number = num_given = 0
+        most = sys.maxsize if self.limit is None else self.limit
+        for row in chain(reading, [None]):
+            if row is not None:
+                pairs += row.pairs[: most - num_given - len(pairs)]
+            is_last = row is None or num_given + len(pairs) >= most
+            while len(pairs) >= self.size or (is_last and pairs):
+                part, pairs = pairs[: self.size], pairs[self.size :]
+                unread = unread or unread_columns(self.source, ((pair.prompt, pair.metadata) for pair in part))
+                self.num_rows, self.num_unusable = reading.num_rows, len(reading.rejected) + reading.num_ties
+                yield Part(number, pairs=part)
+                number, num_given = number + 1, num_given + len(part)
+            if is_last:
+                break
+        self.num_rows, self.num_unusable = reading.num_rows, len(reading.rejected) + reading.num_ties
+        reading.check_usable(num_given)
+        self.notices = reading.loaded((), (), unread).notices(num_given)
 
 
 def _is_response(record: RawRecord) -> bool:

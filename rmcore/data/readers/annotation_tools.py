@@ -56,8 +56,10 @@ def label_studio(sample: Row) -> Translate | None:
 
 def unfold_label_studio(row: Row) -> list[Row]:
     """One row for each annotation of a task."""
-    found = row.get("annotations")
-    return [{**row, "annotations": [one]} for one in found] if isinstance(found, list) and found else [row]
+    annotations = row.get("annotations")
+    if not isinstance(annotations, list) or not annotations:
+        return [row]
+    return [{**row, "annotations": [annotation]} for annotation in annotations]
 
 
 def _translate_label_studio(row: Row) -> dict[str, Any]:
@@ -68,8 +70,8 @@ def _translate_label_studio(row: Row) -> dict[str, Any]:
     annotation = annotations[0] if isinstance(annotations, list) and annotations else None
     if not isinstance(annotation, dict) or annotation.get("was_cancelled"):
         raise RowRejected(Reason.NOT_LABELLED)
-    found = annotation.get("result")
-    entries = found if isinstance(found, list) else []
+    entries = annotation.get("result")
+    entries = entries if isinstance(entries, list) else []
     results = [entry for entry in entries if isinstance(entry, dict) and entry.get("type") == "pairwise"]
     if not results:
         raise RowRejected(Reason.NOT_LABELLED)
@@ -82,8 +84,8 @@ def _translate_label_studio(row: Row) -> dict[str, Any]:
     compared = results[0].get("to_name")
     names = compared.split(",") if isinstance(compared, str) else compared if isinstance(compared, list) else []
     columns = {spelling(name): name for name in data}
-    shown = [columns[spelling(str(name))] for name in names if spelling(str(name)) in columns]
-    answers = [(shown[0], shown[1])] if len(shown) == 2 else two_answers(data)
+    named_fields = [columns[spelling(str(name))] for name in names if spelling(str(name)) in columns]
+    answers = [(named_fields[0], named_fields[1])] if len(named_fields) == 2 else two_answers(data)
     if not answers:
         raise RowRejected(Reason.MISSING_VALUE)
     sides = only(answers, "the two answers")
@@ -189,7 +191,7 @@ def _require_better(question: str, also: frozenset[str] = frozenset(), *, of: st
     asked = word(re.sub("(?<=[a-z])(?=[A-Z])", "_", question))
     if of:
         asked = _named(of).sub("_", word(question))
-    words = {one for one in re.split(r"[\W_]+", asked) if one and not one.isdigit()}
+    words = {word for word in re.split(r"[\W_]+", asked) if word and not word.isdigit()}
     says = _BETTER | also
     if words <= says | _BESIDES and not words.isdisjoint(says):
         return
@@ -217,7 +219,7 @@ def _argilla_ranks(value: Any, answers: Sequence[str]) -> dict[str, Any] | None:
         return {name: 1 if name == chosen else 2 for name in pairs[0]} if pairs else None
     if not isinstance(value, list) or len(value) < 2:
         return None
-    entries = [one if isinstance(one, dict) else {"value": one, "rank": place} for place, one in enumerate(value)]
+    entries = [item if isinstance(item, dict) else {"value": item, "rank": rank} for rank, item in enumerate(value)]
     named = [by_spelling.get(spelling(str(entry.get("value")))) for entry in entries]
     ranks = {name: entry.get("rank") for name, entry in zip(named, entries, strict=True) if name is not None}
     return ranks if len(ranks) == len(entries) else None

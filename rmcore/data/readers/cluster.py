@@ -83,7 +83,7 @@ def cluster_digest(source: str) -> str:
     """
     folder = Path(_place(source)[0]).expanduser()
     versions = _files(source)
-    here = [name for name, said in versions.items() if said is None]
+    here = [name for name, version in versions.items() if version is None]
     versions |= zip(here, known_digests(folder / name for name in here), strict=True)
     lines = "".join(f"{version} {name}\n" for name, version in versions.items())
     return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
@@ -123,19 +123,19 @@ def _files(source: str) -> dict[str, str | None]:
         StoreError: the object store refuses.
     """
     address, pattern = _place(source)
-    found: dict[str, str | None]
+    versions: dict[str, str | None]
     if "://" in address:
-        found = {name: said for name, said in _objects(address).versions().items() if "/" not in name}
+        versions = {name: version for name, version in _objects(address).versions().items() if "/" not in name}
     else:
-        found = {one.name: None for one in Path(address).expanduser().glob("*") if one.is_file()}
+        versions = {file.name: None for file in Path(address).expanduser().glob("*") if file.is_file()}
     fitting = {
-        name: found[name]
-        for name in sorted(found)
+        name: versions[name]
+        for name in sorted(versions)
         if is_file_name(name) and (name == pattern or fnmatch(name, pattern))
     }
     if not fitting:
         raise DataError(
-            f"{source} names no file that can be read: none of {len(found)} at {address} fits {pattern}. Check the "
+            f"{source} names no file that can be read: none of {len(versions)} at {address} fits {pattern}. Check the "
             "path; files are found by their endings, such as .jsonl, .parquet, .csv, each also with .gz."
         )
     return fitting
@@ -163,8 +163,8 @@ def _here(address: str, name: str, scratch: Path) -> Path:
     """A file as one of this machine; an object is fetched."""
     if "://" not in address:
         return Path(address).expanduser() / name
-    place = scratch / Path(name).name
-    _objects(address).fetch(name, place)
-    if not place.is_file():
+    fetched = scratch / Path(name).name
+    _objects(address).fetch(name, fetched)
+    if not fetched.is_file():
         raise DataError(f"{address}/{name} has gone since it was listed; run the same command again.")
-    return place
+    return fetched

@@ -97,17 +97,17 @@ def known_names(
         DataError: two columns are spellings of one name.
     """
     columns = list(columns)
-    found: dict[str, str] = {}
+    spellings: dict[str, str] = {}
     for column in columns:
         name = known.get(spelling(column), column)
         if name in columns or name in taken:
             continue
-        if name in found:
+        if name in spellings:
             raise DataError(
-                f"the columns {found[name]!r} and {column!r} may both be {name}: rename or drop one of them."
+                f"the columns {spellings[name]!r} and {column!r} may both be {name}: rename or drop one of them."
             )
-        found[name] = column
-    return {column: name for name, column in found.items()}
+        spellings[name] = column
+    return {column: name for name, column in spellings.items()}
 
 
 def respelled(row: Row) -> dict[str, Any]:
@@ -251,10 +251,10 @@ def two_answers(columns: Collection[str]) -> list[tuple[str, str]]:
 
 def asked_twice(sample: Row) -> tuple[tuple[str, str], str | None] | None:
     """The columns of two answers and of their prompt, None for whole conversations, which carry theirs."""
-    found = two_answers(sample)
-    if not found:
+    pairs_of_columns = two_answers(sample)
+    if not pairs_of_columns:
         return None
-    answers, prompt = only(found, "the two answers"), prompt_column(sample)
+    answers, prompt = only(pairs_of_columns, "the two answers"), prompt_column(sample)
     return None if prompt is None and not isinstance(sample[answers[0]], list) else (answers, prompt)
 
 

@@ -62,10 +62,10 @@ _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
 
 def winner(sample: Row) -> Translate | None:
     """A column that names the better of two answers: by its column, its letter, its side, or its model."""
-    verdicts, found = [name for name in WINNERS if name in sample], asked_twice(sample)
-    if not verdicts or found is None:
+    verdicts, compared = [name for name in WINNERS if name in sample], asked_twice(sample)
+    if not verdicts or compared is None:
         return None
-    column, (answers, prompt) = only(verdicts, "the column that says which answer is better"), found
+    column, (answers, prompt) = only(verdicts, "the column that says which answer is better"), compared
     return lambda row: preferred(row, answers, _better(row, column, answers), prompt, (column,))
 
 
@@ -81,21 +81,21 @@ def _better(row: Row, column: str, answers: tuple[str, str]) -> int | None:
     if isinstance(value, bool) or not isinstance(value, str | int | float):
         raise RowRejected(Reason.UNKNOWN_WINNER)
     if not isinstance(value, str) or _NUMBER.fullmatch(value.strip()):
-        place = float(value) if isinstance(value, str) else value
-        if place not in (1, 2) or answers[0].endswith("a"):
+        number_of_answer = float(value) if isinstance(value, str) else value
+        if number_of_answer not in (1, 2) or answers[0].endswith("a"):
             raise DataError(
                 f"{column} is {value!r:.40}, and which of {answers[0]} and {answers[1]} that is cannot be known: a "
                 "probability, a grade, or a number that counts from 0 or from 1. Write "
                 f"{answers[0]}, {answers[1]} or tie in that column."
             )
-        return int(place) - 1
-    said = word(value)
-    if said in TIES:
+        return int(number_of_answer) - 1
+    spelled = word(value)
+    if spelled in TIES:
         return None
-    if said in PLACES:
-        return PLACES[said]
-    if _SIDE.fullmatch(said):
-        return "ab12".index(said[-1]) % 2
+    if spelled in PLACES:
+        return PLACES[spelled]
+    if _SIDE.fullmatch(spelled):
+        return "ab12".index(spelled[-1]) % 2
     by_name = [place for place, name in enumerate(("model_a", "model_b")) if row.get(name) == value]
     if len(by_name) != 1:
         raise RowRejected(Reason.UNKNOWN_WINNER)
@@ -104,10 +104,10 @@ def _better(row: Row, column: str, answers: tuple[str, str]) -> int | None:
 
 def arena(sample: Row) -> Translate | None:
     """LMArena's 55k battles: one of three columns is 1. Prompt and answers are JSON lists, a text for each turn."""
-    found = asked_twice(sample) if all(name in sample for name in ARENA_WINNERS[:2]) else None
-    if found is None:
+    compared = asked_twice(sample) if all(name in sample for name in ARENA_WINNERS[:2]) else None
+    if compared is None:
         return None
-    answers, prompt = found
+    answers, prompt = compared
 
     def translate(row: Row) -> Row:
         flags = [number(row.get(name), Reason.UNKNOWN_WINNER) for name in ARENA_WINNERS]
@@ -148,11 +148,11 @@ def strength(sample: Row) -> Translate | None:
     A share between 0 and 1 is none: all of them would prefer the second.
     """
     columns = [name for name in STRENGTHS if name in sample]
-    found = [answers for answers in two_answers(sample) if answers[0].endswith("1")]
-    prompt = prompt_column(sample) if columns and found else None
+    numbered = [answers for answers in two_answers(sample) if answers[0].endswith("1")]
+    prompt = prompt_column(sample) if columns and numbered else None
     if prompt is None:
         return None
-    column, answers = only(columns, "the strength of the preference"), only(found, "the two answers")
+    column, answers = only(columns, "the strength of the preference"), only(numbered, "the two answers")
 
     def translate(row: Row) -> Row:
         value = number(row.get(column), Reason.BAD_MARGIN)
@@ -195,12 +195,12 @@ def panda_lm(sample: Row) -> Translate | None:
 def unfold_panda_lm(row: Row) -> list[Row]:
     """One row a label, with the share of the others that say the same: people's own agreement."""
     votes = {name: row[name] for name in _PANDA_LM if row.get(name) is not None}
-    found: list[Row] = []
+    labels: list[Row] = []
     for who, vote in votes.items():
         others = [1.0 if other == vote else 0.5 * (other == 0) for name, other in votes.items() if name != who]
         share = {CHOSEN_PROBABILITY: sum(others) / len(others)} if others else {}
-        found.append(without(row, *_PANDA_LM) | {who: vote} | share)
-    return found or [row]
+        labels.append(without(row, *_PANDA_LM) | {who: vote} | share)
+    return labels or [row]
 
 
 def _coded(row: Row, column: str, codes: dict[float, int | None], prompt: str) -> Row:
@@ -219,9 +219,9 @@ def openai(sample: Row) -> Translate | None:
         asked = json_object(row.get("input"))
         if asked is None:
             raise RowRejected(Reason.MISSING_VALUE if row.get("input") is None else Reason.WRONG_TYPE)
-        said = {name: value for name, value in asked.items() if name != "messages" and value not in (None, [])}
+        options = {name: value for name, value in asked.items() if name != "messages" and value not in (None, [])}
         sides = {"chosen": row.get("preferred_output"), "rejected": row.get("non_preferred_output")}
-        return {**without(row, *OPENAI_COLUMNS), **said, "prompt": asked.get("messages"), **sides}
+        return {**without(row, *OPENAI_COLUMNS), **options, "prompt": asked.get("messages"), **sides}
 
     return translate if all(name in sample for name in OPENAI_COLUMNS) else None
 
@@ -284,10 +284,11 @@ def _ranks_of_numbers(places: list[float] | None, *, is_order: bool) -> list[flo
         return places
     ranks = [float(places.index(answer) + lowest) for answer in range(lowest, lowest + len(places))]
     if not is_order and ranks != places:
-        shown = [int(place) for place in places]
+        whole_numbers = [int(place) for place in places]
         raise DataError(
-            f"ranking is {shown}: the rank of each answer, or the numbers of the answers, best first? That gives other "
-            "pairs. Call the column ranks (the rank of each answer, 1 is best) or order (the answers, best first):\n"
+            f"ranking is {whole_numbers}: the rank of each answer, or the numbers of the answers, best first? That "
+            "gives other pairs. Call the column ranks (the rank of each answer, 1 is best) or order (the answers, best "
+            "first):\n"
             "    sed '1s/ranking/ranks/' OLD.csv > NEW.csv\n"
             '    sed \'s/"ranking":/"ranks":/\' OLD.jsonl > NEW.jsonl'
         )
@@ -324,8 +325,8 @@ def _items(
         items = list_value(row.get(column))
         if not all(isinstance(item, dict) for item in items):
             raise RowRejected(Reason.WRONG_TYPE)
-        said = {"prompt": row.get(prompt), "responses": _each(keys[0])(items), kind: numbers(items)}
-        return without(row, prompt, column) | said
+        answers = {"prompt": row.get(prompt), "responses": _each(keys[0])(items), kind: numbers(items)}
+        return without(row, prompt, column) | answers
 
     return translate
 
@@ -353,12 +354,12 @@ def _mean_ratings(completions: list[dict[str, Any]]) -> list[float]:
 
 
 def _ratings(annotations: Any) -> dict[str, float]:
-    found = {}
+    ratings = {}
     for aspect, entry in (annotations if isinstance(annotations, dict) else {}).items():
         try:
             rating = number(entry.get("Rating") if isinstance(entry, dict) else None, Reason.WRONG_TYPE)
         except RowRejected:
             continue
         if rating is not None:
-            found[aspect] = rating
-    return found
+            ratings[aspect] = rating
+    return ratings

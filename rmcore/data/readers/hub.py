@@ -78,30 +78,30 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     """
     within = (folder, folder / "data", folder / split, folder / "data" / split)
     visible = [
-        one for place in within for one in sorted(place.glob("[!.]*")) if is_file_name(one.name) and one.is_file()
+        file for inner in within for file in sorted(inner.glob("[!.]*")) if is_file_name(file.name) and file.is_file()
     ]
-    found: _Shards = {}
+    shards: _Shards = {}
     for file in visible:
         stem, shard = file.name.split(".")[0], _SHARD.match(file.name)
         if shard and shard[1] == split:
-            found.setdefault((file.parent, int(shard[3])), {})[int(shard[2])] = file
+            shards.setdefault((file.parent, int(shard[3])), {})[int(shard[2])] = file
         elif stem == split:
-            found[file, 1] = {0: file}
+            shards[file, 1] = {0: file}
         elif file.parent.name == split and stem.isdecimal():
-            found.setdefault((file.parent, None), {})[int(stem)] = file
-    if not found and split == "train":
-        found = _numbered([file for file in visible if file.parent == folder])
-    if not found:
-        there = ", ".join(str(one.relative_to(folder)) for one in visible[:_SHOWN_FILES]) or "none that can be read"
+            shards.setdefault((file.parent, None), {})[int(stem)] = file
+    if not shards and split == "train":
+        shards = _numbered([file for file in visible if file.parent == folder])
+    if not shards:
+        there = ", ".join(str(file.relative_to(folder)) for file in visible[:_SHOWN_FILES]) or "none that can be read"
         raise DataError(
             f"{folder} is no folder of datasets' save_to_disk, and no file in it is named as the split {split!r} is on "
             f"the hub ({split}.jsonl, {split}-00000-of-00002.parquet). Its files are {there}. Name one of them, or the "
             "split."
         )
-    if len(found) > 1:
-        places = " and ".join(str(place.relative_to(folder)) for place, _ in list(found)[:2])
+    if len(shards) > 1:
+        places = " and ".join(str(where.relative_to(folder)) for where, _ in list(shards)[:2])
         raise DataError(f"{folder} has the split {split!r} in {places}: which one is meant is unknown. Name one.")
-    [((_, total), files)] = found.items()
+    [((_, total), files)] = shards.items()
     missing = [number for number in range(max(files) + 1 if total is None else total) if number not in files]
     if missing:
         raise DataError(
@@ -117,19 +117,19 @@ _Shards = dict[tuple[Path, int | None], dict[int, Path]]
 
 def _numbered(files: list[Path]) -> _Shards:
     """Shards without a split in their name; {} where they are not of one data set."""
-    found = [match for file in files if (match := _NUMBERED.fullmatch(file.name))]
-    alike = {(match["before"], match["behind"]) for match in found}
-    numbers = [int(match["number"]) for match in found]
-    if len(found) < len(files) or len(alike) != 1 or len({*numbers}) < len(numbers):
+    names = [match for file in files if (match := _NUMBERED.fullmatch(file.name))]
+    alike = {(match["before"], match["behind"]) for match in names}
+    numbers = [int(match["number"]) for match in names]
+    if len(names) < len(files) or len(alike) != 1 or len({*numbers}) < len(numbers):
         return {}
     [(before, behind)] = alike
     words = {*re.split(r"[\W\d_]+", f"{before.lower()} {behind.lower()}")}
     is_apart = not before or before[-1] in "-_. " or before.lower() in ("part", "shard", "chunk")
     if not is_apart or words & _NO_SHARDS or (len(files) == 1 and numbers[0] > 1):
         return {}
-    first, total = min(1, *numbers), found[0]["total"]  # numbered from 0 or from 1
-    place = (files[0].parent, None if total is None else int(total))
-    return {place: {number - first: file for number, file in zip(numbers, files, strict=True)}}
+    first, total = min(1, *numbers), names[0]["total"]  # numbered from 0 or from 1
+    where = (files[0].parent, None if total is None else int(total))
+    return {where: {number - first: file for number, file in zip(numbers, files, strict=True)}}
 
 
 def read_hub(name: str, split: str) -> Iterator[RawRecord]:
@@ -191,10 +191,11 @@ def _cached_revision(name: str) -> str | None:
     from huggingface_hub.errors import CacheNotFound
 
     try:
-        found = [one for one in scan_cache_dir().repos if one.repo_type == "dataset" and one.repo_id == name]
+        repositories = scan_cache_dir().repos
     except CacheNotFound:
         return None
-    revisions = [revision for repository in found for revision in repository.revisions]
+    cached = [each for each in repositories if each.repo_type == "dataset" and each.repo_id == name]
+    revisions = [revision for repository in cached for revision in repository.revisions]
     return max(revisions, key=lambda revision: revision.last_modified).commit_hash if revisions else None
 
 

@@ -347,11 +347,11 @@ def _graded(row: Row, named: tuple[str, ...]) -> Callable[[Row], RowPairs] | Non
     They count where the user named them, else where they have a name that is known and are numbers.
     """
     prompt, answer = prompt_column(row), next((name for name in SIDE_COLUMNS if name in row), None)
-    found = named or tuple(name for name in GRADES if name in row and _is_grade(name, row[name]))
-    if prompt is None or answer is None or not found or not all(name in row for name in found):
+    graded = named or tuple(name for name in GRADES if name in row and _is_grade(name, row[name]))
+    if prompt is None or answer is None or not graded or not all(name in row for name in graded):
         return None
-    is_overall = len(found) == 1 and found[0] in {*OVERALL_GRADES, *BINARY_GRADES} - {"helpfulness"}
-    attributes = {found[0]: OVERALL} if is_overall else {name: name for name in found}
+    is_overall = len(graded) == 1 and graded[0] in {*OVERALL_GRADES, *BINARY_GRADES} - {"helpfulness"}
+    attributes = {graded[0]: OVERALL} if is_overall else {name: name for name in graded}
     return partial(read_graded, prompt=prompt, answer=answer, attributes=attributes)
 
 

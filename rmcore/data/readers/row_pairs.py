@@ -269,8 +269,8 @@ def _joined(prompt: tuple[Message, ...], context: tuple[Message, ...]) -> tuple[
     """
     if not context:
         return prompt
-    own = next((place for place, message in enumerate(context) if message.role != "system"), len(context))
-    if prompt in (context[: len(prompt)], context[own : own + len(prompt)], context[-len(prompt) :]):
+    first_turn = next((position for position, message in enumerate(context) if message.role != "system"), len(context))
+    if prompt in (context[: len(prompt)], context[first_turn : first_turn + len(prompt)], context[-len(prompt) :]):
         return context
     repeated = next(size for size in range(len(prompt), -1, -1) if prompt[len(prompt) - size :] == context[:size])
     if not repeated and (context[0].role == "system" or prompt[-1].role == context[0].role == "user"):
@@ -294,11 +294,11 @@ def _metadata(row: Row, used: frozenset[str]) -> dict[str, Any]:
 
 def of_sides(chosen: Mapping[str, Any], rejected: Mapping[str, Any]) -> dict[str, Any]:
     """Metadata of a pair: fields that both sides share as they are, others as chosen_NAME and rejected_NAME."""
-    found: dict[str, Any] = {}
+    metadata: dict[str, Any] = {}
     for name in {**chosen, **rejected}:
         values = {f"chosen_{name}": chosen.get(name), f"rejected_{name}": rejected.get(name)}
-        found |= {name: chosen.get(name)} if chosen.get(name) == rejected.get(name) else values
-    return {name: value for name, value in found.items() if value is not None}
+        metadata |= {name: chosen.get(name)} if chosen.get(name) == rejected.get(name) else values
+    return {name: value for name, value in metadata.items() if value is not None}
 
 
 def strict_pairs(
@@ -333,13 +333,13 @@ def strict_pairs(
 
 def _num_worse(strength: Sequence[float], texts: Sequence[str]) -> list[int]:
     """For each answer, how many others of another text it is strictly stronger than."""
-    own: dict[str, list[float]] = {}
+    of_text: dict[str, list[float]] = {}
     for text, value in zip(texts, strength, strict=True):
-        own.setdefault(text, []).append(value)
+        of_text.setdefault(text, []).append(value)
     everyone = sorted(strength)
-    for values in own.values():
+    for values in of_text.values():
         values.sort()
     return [
-        bisect_left(everyone, value) - bisect_left(own[text], value)
+        bisect_left(everyone, value) - bisect_left(of_text[text], value)
         for text, value in zip(texts, strength, strict=True)
     ]

@@ -73,8 +73,12 @@ class LoadedPairs:
     sentences: Sequence[str] = ()
     """Further notices, of the observations."""
 
-    def notices(self) -> list[str]:
-        """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each."""
+    def notices(self, num_pairs: int | None = None) -> list[str]:
+        """Say what a reader of the numbers must know about ties and usable pairs that are not here: a sentence each.
+
+        Args:
+            num_pairs: how many pairs were read; None: those that are here.
+        """
         source, num_rows = self.source, self.num_rows
         counts = (
             (self.num_over_row_cap, "are beyond what one row of ranked answers gives: a random choice is kept"),
@@ -87,7 +91,7 @@ class LoadedPairs:
                 "share their prompt, or a dialogue's first user turn, with held-out pairs: taken out of training",
             ),
         )
-        usable = len(self.pairs) + sum(count for count, _ in counts)
+        usable = (len(self.pairs) if num_pairs is None else num_pairs) + sum(count for count, _ in counts)
         sentences = []
         for count, what in counts:
             if count:
@@ -172,18 +176,7 @@ def load_pairs(
         errors=incomplete if require_complete_pairs else frozenset(),
     )
     sentences += unread_columns(source, ((pair.prompt, pair.metadata) for pair in pairs))
-    return LoadedPairs(
-        pairs[:limit],
-        reading.rejected,
-        reading.num_rows,
-        layout.name,
-        source,
-        num_over_row_cap=reading.num_over_row_cap,
-        observations=observations,
-        num_ties=reading.num_ties,
-        num_contradicting=reading.num_contradicting,
-        sentences=sentences,
-    )
+    return reading.loaded(pairs[:limit], observations, sentences)
 
 
 @dataclass
@@ -224,6 +217,23 @@ class Reading:
                     yield row
             except DataError as error:  # what one row shows of the whole file
                 raise DataError(f"{self.source}, row {record.row}: {error}") from error
+
+    def loaded(
+        self, pairs: Sequence[PreferencePair], observations: Sequence[Observation], sentences: Sequence[str]
+    ) -> LoadedPairs:
+        """What was read, with pairs and observations that were made of it."""
+        return LoadedPairs(
+            pairs,
+            self.rejected,
+            self.num_rows,
+            self.layout.name,
+            self.source,
+            num_over_row_cap=self.num_over_row_cap,
+            observations=observations,
+            num_ties=self.num_ties,
+            num_contradicting=self.num_contradicting,
+            sentences=sentences,
+        )
 
     def check_usable(self, num_usable: int, errors: frozenset[Reason] = frozenset()) -> None:
         """Refuse a source that was read where its rows were understood by chance, or none of them can be used.

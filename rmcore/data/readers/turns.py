@@ -108,11 +108,11 @@ def message_of(turn: Any) -> Message:
     if not isinstance(turn, Mapping):
         raise RowRejected(Reason.WRONG_TYPE)
     role = text_value(turn.get("role"), Reason.WRONG_TYPE)
-    own = {name: turn[name] for name in turn if name not in ("role", "content") and name not in ABOUT_A_MESSAGE}
-    carried = own.pop("fields", None)  # as our own tables have them
+    others = {name: turn[name] for name in turn if name not in ("role", "content") and name not in ABOUT_A_MESSAGE}
+    carried = others.pop("fields", None)  # as our own tables have them
     held = json_or_text(carried) if isinstance(carried, str) else carried
-    own |= held if isinstance(held, dict) else {"fields": carried}
-    further = {str(name): without_nulls(json_ready(value)) for name, value in own.items()}
+    others |= held if isinstance(held, dict) else {"fields": carried}
+    further = {str(name): without_nulls(json_ready(value)) for name, value in others.items()}
     further = {name: value for name, value in further.items() if value not in (None, "", [], {})}
     for name in further:
         refuse_media(name)

@@ -85,9 +85,9 @@ def test_bad_datasets_folders(dataset_folders, tmp_path):
         load_pairs(str(tmp_path))
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(
-    st.lists(st.integers() | st.text(max_size=4) | st.fixed_dictionaries({"a": st.text(max_size=9)}), max_size=9),
+    st.lists(st.integers() | st.text(max_size=4) | st.fixed_dictionaries({"a": st.text(max_size=5)}), max_size=4),
     st.integers(1, 7),
 )
 def test_the_json_stream_reads_what_the_whole_parser_reads_at_any_chunk_size(values, chunk):
@@ -286,7 +286,7 @@ def test_the_responses_of_all_parts_are_those_of_the_source(folder, size, limit)
     assert (source.num_rows, source.num_unusable) == (len(read), len(read) - len(usable))
 
 
-def test_a_damaged_first_line_says_nothing_about_the_others_and_no_row_is_read_before_it_is_asked_for(tmp_path):
+def test_a_damaged_first_line_says_nothing_about_the_others_and_no_row_is_read_before_it_is_asked_for(folder, tmp_path):
     """So memory holds one part, however long the file is."""
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(["not JSON", *map(json.dumps, RESPONSES)]))
@@ -294,6 +294,8 @@ def test_a_damaged_first_line_says_nothing_about_the_others_and_no_row_is_read_b
     parts = iter(source)
     assert [prompt for prompt, _ in next(parts).responses] == ["p0", "p1", "p2", "p4", "p5"]
     assert (source.num_rows, source.num_unusable) == (7, 2)
+    source = SourceInParts(str(folder / "pairs.parquet"), 5)
+    assert [source.num_rows for _ in source] == [5, 10, 15, 20, 25, 30, 31]
 
 
 @pytest.mark.parametrize(
