@@ -34,7 +34,7 @@ def is_writing(folder):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_room", [True, False], ids=["with a copy", "without room for one"])
-@pytest.mark.parametrize("optimizer", ["adamw", "adamw8bit", "muon"])
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "adamw8bit", "muon", "lion", "sam", "sgd"])
 def test_a_state_is_that_of_its_step_bit_for_bit(tmp_path, start, monkeypatch, capfd, always, optimizer, has_room):
     contexts, live, threads = [], {}, []
     make_context, write_alone = loop.make_context, saving.write_alone
