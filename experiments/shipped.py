@@ -82,7 +82,7 @@ def baseline(size: Size) -> Experiment:
 
 
 def ablation(size: Size) -> Experiment:
-    """What each part of the recipe adds, from nothing (A1) to everything (A5)."""
+    """Measure what each part of the recipe adds, from nothing (A1) to everything (A5)."""
     accuracy = ACCURACY[size]
     return _experiment(
         "ablation",

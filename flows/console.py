@@ -1,4 +1,4 @@
-"""What a flow tells people: lines in Prefect's log and, from the command line, in the terminal; a bar on its page.
+"""Messages of a flow to people: lines in Prefect's log and, from the command line, in the terminal; a bar on its page.
 
 The bar is drawn from a thread of its own, at most every 15 seconds: a server that is slow or away delays no stage and
 ends no run, and the next look brings the bar up to date. A run whose API ends with it has no page, so it has no bar.

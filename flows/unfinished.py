@@ -81,7 +81,7 @@ def read_unfinished() -> list[Unfinished]:
 
 
 class _Record(BaseModel):
-    """What the file of a run holds."""
+    """The content of a run's file."""
 
     name: str
     started: datetime

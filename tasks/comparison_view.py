@@ -22,7 +22,7 @@ from rmcore.core.store import flatten
 from tasks.run_record import COMPARED, interval_tag, texts
 
 ADDRESS_PARAMETER = "workflowType=machine_learning"
-"""Of each address of ours: MLflow's page opens as for model training, not for language-model applications."""
+"""Part of each address of ours: MLflow's page opens as for model training, not for language-model applications."""
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 RUN_COLOUR = "mlflow.runColor"
 """Tag with the colour that MLflow's tables and charts give a run, `#rrggbb`; without it, one of a hash of its id."""

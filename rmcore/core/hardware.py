@@ -1,4 +1,4 @@
-"""What the machine decides: a training's settings where nothing else was said, and what its time costs."""
+"""Settings that the machine decides: a training's settings where nothing else was said, and what its time costs."""
 
 import importlib.metadata
 import math

@@ -1,4 +1,4 @@
-"""What a model card tells: measurements as sections, results and a verdict, and what the model must not be used for.
+"""The model card: measurements as sections, results and a verdict, and what the model must not be used for.
 
 A file that a command left is a JSON object, and its kind is the key that only this kind has (`KINDS`); the record of a
 run is of several.
@@ -276,7 +276,7 @@ def _optimising(judgement: Judgement | None) -> str:
 
 
 def _ranking(judgement: Judgement | None, over_baseline: Mapping[str, Any] | None) -> list[str]:
-    """What labelled pairs say against it: nothing is shown that is not so at the end of its interval."""
+    """Say what labelled pairs show against it: nothing that is not so at the end of its interval."""
     use = "**Ranking answers where it matters.** "
     if over_baseline is not None and (over_baseline["ci_low"] is None or over_baseline["ci_low"] <= 0):
         measured = shown(numbers.with_interval(over_baseline, "points"))

@@ -14,7 +14,7 @@ from rmcore.core.errors import DataError
 from rmcore.serving.client import RewardClient
 
 PROMPT_KEYS = ("prompt", "question", "raw_prompt")
-"""Of verl's `extra_info`."""
+"""Keys of the prompt in verl's `extra_info`."""
 
 
 def reward_function(client: RewardClient) -> Callable[..., list[float]]:

@@ -1,4 +1,4 @@
-"""What a training measures of held-out pairs: their rewards, calibration, and what callbacks add to `eval/…`."""
+"""Measurements of held-out pairs during a training: their rewards, calibration, and what callbacks add to `eval/…`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

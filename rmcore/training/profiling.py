@@ -1,4 +1,4 @@
-"""What the steps of a training take: memory, now and at its peak, and a trace of their operations."""
+"""The cost of a training's steps: memory, now and at its peak, and a trace of their operations."""
 
 import resource
 import sys

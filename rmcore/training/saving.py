@@ -1,4 +1,4 @@
-"""What a training writes: checkpoints (the best one, the next best, one every so many steps, the last), and states to
+"""Files of a training: checkpoints (the best one, the next best, one every so many steps, the last), and states to
 resume from.
 
 A checkpoint is a plain Hugging Face folder that appears whole or not at all. Of a state one process copies the tensors

@@ -221,7 +221,7 @@ class Reading:
     def loaded(
         self, pairs: Sequence[PreferencePair], observations: Sequence[Observation], sentences: Sequence[str]
     ) -> LoadedPairs:
-        """What was read, with pairs and observations that were made of it."""
+        """Return what was read, with the pairs and observations that were made of it."""
         return LoadedPairs(
             pairs,
             self.rejected,

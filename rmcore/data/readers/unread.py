@@ -1,4 +1,4 @@
-"""What of a source is not read: rows that give no pair, each with its reason, and columns like parts of the prompt."""
+"""Rows of a source that give no pair, each with its reason, and columns that look like parts of the prompt."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence

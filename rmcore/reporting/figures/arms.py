@@ -37,7 +37,7 @@ class ArmStyle(NamedTuple):
 
 
 FURTHER = ArmStyle("#b9c0c7", "o")
-"""Of arms that no figure labels."""
+"""Style of arms that no figure labels."""
 
 
 def arm_styles(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -> dict[str, ArmStyle]:

@@ -23,7 +23,7 @@ BLUE, ORANGE, GREEN, PINK = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
 INK, MUTED, GRID = "#1f2328", "#59636e", "#d8dee4"
 TITLE, LABEL, SMALL = 11.5, 10.0, 9.0
 SERIES_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#882255", "#999933")
-"""Of arms and runs: Okabe and Ito's, then two of Tol's muted ones (personal.sron.nl/~pault)."""
+"""Colors of arms and runs: Okabe and Ito's, then two of Tol's muted ones (personal.sron.nl/~pault)."""
 SERIES_MARKERS = ("o", "s", "^", "v", "P", "X", "<", ">")
 _LONGEST_NAME = 26  # characters
 _BELOW_FLOOR = 0.13  # of an axis, so that marks at a floor are whole

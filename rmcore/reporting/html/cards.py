@@ -1,4 +1,4 @@
-"""What all readers are shown of held-out pairs: the numbers that come first, metrics, checks, and mistakes."""
+"""Held-out pairs as all readers are shown them: the numbers that come first, metrics, checks, and mistakes."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple

@@ -81,7 +81,7 @@ def _of_pairs(record: Mapping[str, Any]) -> list[str]:
 
 
 def logged_finding(record: Mapping[str, Any]) -> str:
-    """What the choices show, in one sentence, never more than that logged answers are told apart."""
+    """Say what the choices show, in one sentence, never more than that logged answers are told apart."""
     best = next((row for row in record["choices"] if row["k"] == record["best_k"]), None)
     if best is None:
         first = record["choices"][0]

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Points = Sequence[Mapping[str, Any]]
-"""Of a curve: `step`, and by the name of each quantity its value with an interval, or None."""
+"""A point of a curve: `step`, and by the name of each quantity its value with an interval, or None."""
 
 CAPTIONS = {
     "rlhf": "The proxy is what the policy is trained on, so it rises. Where the true reward no longer follows, "
