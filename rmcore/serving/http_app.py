@@ -27,7 +27,7 @@ from rmcore.data.pair import Message, Prompt, as_answer, plain_prompt
 from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.turns import framed
 from rmcore.data.rendering import Renderer, TokenizedSide
-from rmcore.serving.door import JSON, Door, Refused, refusal_response
+from rmcore.serving.door import JSON, LOGGED_IN, Door, Refused, refusal_response
 from rmcore.serving.metrics import Counting, ServerMetrics
 from rmcore.serving.protocols import PROTOCOLS, OtherTrainers
 from rmcore.serving.served import ServedModel
@@ -144,6 +144,7 @@ class RewardApp:
                 "given in RM_OPT_TOKEN, as `Authorization: Bearer ...`.",
                 "authorization",
             )
+        setattr(request.state, LOGGED_IN, True)
 
     async def _score(self, request: Request) -> ScoringResponse:
         return await self.score(await self._read(request, ScoringRequest))

@@ -12,7 +12,6 @@ import asyncio
 import contextlib
 import json
 import os
-import resource
 import shutil
 import signal
 import socket
@@ -35,7 +34,7 @@ from rmcore.core.files import try_exclusive
 from rmcore.core.processes import tail
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.client import RewardClient
-from rmcore.serving.door import BoundedProtocol
+from rmcore.serving.door import BoundedProtocol, file_limits
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
@@ -48,8 +47,6 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOG_FILE = "vllm.log"
 SERVER_LOCK = ".server"
 """Held in the weights folder by the one server that it belongs to. The kernel frees it when that dies."""
-MOST_FILES = 10_240
-"""Open files that a server allows itself where it may choose; macOS accepts no larger limit."""
 STOPPING_SECONDS = 60.0
 MERGED = ".merged"
 """Where adapters are merged for a moment, before the result is staged."""
@@ -179,19 +176,18 @@ class _Server(uvicorn.Server):
 
 async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[str], None]) -> None:
     """Answer until cancelled, then let what is under way finish for some seconds."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a request has a connection here, and one to vLLM
-    if 0 <= soft < MOST_FILES:
-        most = MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, MOST_FILES)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    limits = file_limits()
     server = _Server(
         uvicorn.Config(
             app.app(),
             http=BoundedProtocol,
+            limit_concurrency=limits.connections,
+            backlog=limits.backlog,
             ws="none",
             log_level="warning",
             access_log=False,
             lifespan="off",
-            timeout_keep_alive=75,  # longer than clients keep an idle connection
+            timeout_keep_alive=75,  # longer than clients keep an idle connection; without login none is kept
             timeout_graceful_shutdown=5,
         )
     )

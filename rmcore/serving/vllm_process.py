@@ -6,6 +6,7 @@ folder that only this user may enter, and nothing listens on the network.
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import subprocess
@@ -108,6 +109,13 @@ class EngineFailure(ServingError):
     """vLLM answered that it failed."""
 
 
+def _lacks_files(error: BaseException | None) -> bool:
+    """Whether a connection failed because this process or machine has no open file left: that says nothing of vLLM."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__  # httpcore's pool raises from None
+    return error is not None and error.errno in (errno.EMFILE, errno.ENFILE)
+
+
 class VllmProcess:
     """A running vLLM and a session with it. Use `start`, and `stop` whatever happens.
 
@@ -147,17 +155,19 @@ class VllmProcess:
         # fit at once, they wait.
         cache = {"VLLM_CPU_KVCACHE_SPACE": os.environ.get("VLLM_CPU_KVCACHE_SPACE", "1")}
         wanted = {name: value for name, value in os.environ.items() if name not in UNWANTED}
-        with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*supervisor, *self.settings.command(folder, socket, self._task)],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=wanted | ours | cache | {"PYTHONPATH": _package_root()},
-                pass_fds=(read_end,),
-                start_new_session=True,
-            )
-        os.close(read_end)
+        try:
+            with self.log.open("ab") as log:
+                self._process = subprocess.Popen(
+                    [*supervisor, *self.settings.command(folder, socket, self._task)],
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=wanted | ours | cache | {"PYTHONPATH": _package_root()},
+                    pass_fds=(read_end,),
+                    start_new_session=True,
+                )
+        finally:
+            os.close(read_end)
         self._session = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=SESSION_LIMITS),
             base_url="http://vllm",
@@ -195,11 +205,14 @@ class VllmProcess:
         return self._process.poll()
 
     async def is_healthy(self) -> bool:
-        """Whether vLLM answers that its engine is alive. It may be busy, so it has a minute to say so."""
+        """Whether vLLM answers that its engine is alive. It may be busy, so it has a minute to say so.
+
+        Where this process has no open file left to ask by, whether vLLM's process runs.
+        """
         try:
             return (await self._open_session.get("/health", timeout=60)).is_success
-        except httpx.TransportError:
-            return False
+        except httpx.TransportError as error:
+            return _lacks_files(error) and self.exit_status is None
 
     async def exited(self) -> int:
         """Wait until vLLM ends by itself, and give its status."""
@@ -219,6 +232,10 @@ class VllmProcess:
         except httpx.TimeoutException as error:
             raise ServingError(f"vLLM did not answer {route} in {self.settings.request_timeout_s:.0f} s.") from error
         except httpx.TransportError as error:
+            if _lacks_files(error):
+                raise NotReadyError(
+                    f"this process may open no more files, as {route} of vLLM needs: raise the limit (ulimit -n)."
+                ) from error
             raise NotReadyError(f"vLLM went away during {route} ({type(error).__name__}).") from error
         finally:
             answering.cancel()

@@ -2,8 +2,8 @@
 
 Its reward of a row is the sum of the folder's `score.weight` times the number of tokens; of a whole checkpoint it is
 what PyTorch gives, a few seconds later. As vLLM, it answers 400 to rows that are longer than `--max-model-len` or hold
-ids beyond the vocabulary. As a generator it draws all tokens alike. Two files of the folder that it was made in steer
-it:
+ids beyond the vocabulary, and 500 where a reward is not finite, as of a row with POISON. As a generator it draws all
+tokens alike. Two files of the folder that it was made in steer it:
 
     nonsense   as many answers of /classify as the file's number says are JSON that nobody expects
     gate       a FIFO: a request is under way once the FIFO can be opened for writing, and goes on when that is closed
@@ -20,6 +20,7 @@ from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 
 VOCABULARY = 1024
+POISON = 666
 
 
 def make_program(place: Path) -> Path:
@@ -64,6 +65,8 @@ class Server(ThreadingUnixStreamServer):
             return 200, {}
         if any(len(row) > self.max_tokens or max(row) >= VOCABULARY for row in rows):
             return 400, {"message": "too long, or out of vocabulary"}
+        if any(POISON in row for row in rows):
+            return 500, {"message": "Out of range float values are not JSON compliant: nan"}
         return 200, {"data": [{"index": i, "probs": [reward]} for i, reward in enumerate(self.rewards(rows))]}
 
     def rewards(self, rows: list[list[int]]) -> list[float]:

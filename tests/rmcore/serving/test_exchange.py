@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -252,5 +253,57 @@ def test_a_restart_that_fails_unexpectedly_is_said_and_no_request_is_answered(tm
             assert served.state == "broken"
             with pytest.raises(NotReadyError, match=r"broken: .*KeyError"):
                 await served.score(ROWS)
+
+    asyncio.run(run())
+
+
+def test_a_process_that_may_open_no_more_files_takes_no_living_vllm_for_a_dead_one(tmp_path):
+    async def run():
+        async with serving(tmp_path) as served:
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            try:  # each but one needs a connection of its own
+                answers = await asyncio.gather(*(served.score(ROWS) for _ in range(4)), return_exceptions=True)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            refused = [one for one in answers if isinstance(one, Exception)]
+            assert refused
+            assert all(isinstance(one, NotReadyError) and "ulimit" in str(one) for one in refused)
+            assert (served.state, served.num_restarts) == ("ready", 0)
+            assert (await served.score(ROWS))[0] == pytest.approx([3.0, 1.0])
+
+    asyncio.run(run())
+
+
+def test_a_restart_that_the_machine_refuses_once_is_tried_again(tmp_path):
+    async def run():
+        async with serving(tmp_path) as served:
+            served.engine.log = tmp_path / "gone" / "vllm.log"
+            become = served._become
+
+            def mended(state, reason=None):
+                if "attempt 1" in (reason or ""):
+                    served.engine.log.parent.mkdir()
+                become(state, reason)
+
+            served._become = mended
+            await served.engine.kill()
+            async with asyncio.timeout(PATIENCE_S):
+                while served.num_restarts == 0 or served.state == "restarting":
+                    await asyncio.sleep(0.02)
+            assert (served.state, served.num_restarts) == ("ready", 2)
+
+    asyncio.run(run())
+
+
+def test_a_row_without_a_finite_reward_is_named_and_the_others_are_scored_without_it(tmp_path):
+    async def run():
+        async with serving(tmp_path) as served:
+            with pytest.raises(RequestError, match=r"inputs\.1: .*no finite reward") as refusal:
+                await served.score([(1,), (2, small_vllm.POISON), (3,)])
+            assert refusal.value.field == "inputs.1"
+            assert (await served.score([(1,), (3,)]))[0] == pytest.approx([1.0, 1.0])
 
     asyncio.run(run())
