@@ -4,6 +4,7 @@ import os
 import subprocess
 from pathlib import Path
 
+import pytest
 import typer
 import yaml
 
@@ -69,3 +70,21 @@ def test_the_slurm_script_runs_a_worker_in_a_home_of_its_own(tmp_path):
     assert home == f"{tmp_path}/rm-opt-7"
     assert program_run.endswith("rm-opt")
     check(words)
+
+
+@pytest.mark.parametrize("missing", ["SERVER", "RM_OPT_PASSWORD_FILE", "RM_OPT_SHARED"])
+def test_the_slurm_script_refuses_what_it_was_not_told(missing, tmp_path):
+    given = {"SERVER": "http://h:4200", "RM_OPT_PASSWORD_FILE": "p", "RM_OPT_SHARED": "file:///s", "SLURM_JOB_ID": "1"}
+    environment = {"PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)} | given
+    del environment[missing]
+    done = subprocess.run(
+        ["bash", FOLDER / "worker.slurm"], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert done.returncode != 0
+    assert missing in done.stderr
+
+
+def test_the_image_is_made_by_the_makefile_and_runs_as_nobody_special():
+    lines = (FOLDER / "Dockerfile").read_text().splitlines()
+    assert "RUN make install" in lines
+    assert lines.index("USER rm") < lines.index("RUN make install")

@@ -125,10 +125,10 @@ class SourceInParts:
         unread: list[str] = []
         number = num_given = 0
         most = sys.maxsize if self.limit is None else self.limit
-        for row in chain(reading, [None]):
-            if row is not None:
+        for rows in chain(reading, [None]):
+            for row in rows or ():
                 pairs += row.pairs[: most - num_given - len(pairs)]
-            is_last = row is None or num_given + len(pairs) >= most
+            is_last = rows is None or num_given + len(pairs) >= most
             while len(pairs) >= self.size or (is_last and pairs):
                 part, pairs = pairs[: self.size], pairs[self.size :]
                 unread = unread or unread_columns(self.source, ((pair.prompt, pair.metadata) for pair in part))

@@ -153,7 +153,8 @@ def _reach(num_samples: int) -> float:
 
 def _judgeable(config: PipelineConfig, policy: PolicyConfig) -> _Judgeable:
     planned_kl = config.readiness.planned_kl
-    if planned_kl <= FURTHEST_KL:
+    reached = FURTHEST_KL if policy.samples else max(FURTHEST_KL, nominal_kl(policy.samples_per_prompt))
+    if planned_kl <= reached:
         needed = samples_needed(planned_kl)
         return _Judgeable(planned_kl, needed, max(needed, DECIDING + 1), [], "")
     each = min(max(policy.samples_per_prompt, DECIDING + 1), MOST_SAMPLES)

@@ -60,6 +60,17 @@ def test_nobody_else_may_look_into_the_home_that_a_first_command_makes(command, 
     assert not place.exists() or not place.stat().st_mode & 0o077
 
 
+def test_what_is_stored_in_a_folder_that_others_may_read_is_for_its_owner_alone(tmp_path):
+    for folder in (tmp_path / "home", *(tmp_path / "home" / name for name in HOME_FOLDERS)):
+        folder.mkdir()
+        folder.chmod(0o755)
+    make_home(tmp_path / "home")
+    assert {name: (tmp_path / "home" / name).stat().st_mode & 0o777 for name in HOME_FOLDERS} == dict.fromkeys(
+        HOME_FOLDERS, 0o700
+    )
+    assert (tmp_path / "home").stat().st_mode & 0o777 == 0o755  # it may be a folder that holds other things, too
+
+
 @pytest.fixture
 def used(tmp_path, monkeypatch):
     """A home with one artifact."""

@@ -151,7 +151,7 @@ def load_pairs(
     layout, sentences = reading.layout, list[str]()
     pairs: Sequence[PreferencePair]
     observations: Sequence[Observation]
-    rows: Iterable[RowPairs] = reading
+    labels: Iterable[list[RowPairs]] = reading
     if layout.name == GRADED_ROWS:
         graded = GradedRows(source, grading)
         reading.layout = replace(layout, parse=lambda row: graded.add(layout.parse(row)))
@@ -164,9 +164,19 @@ def load_pairs(
     else:
         with _Collector(spool) as collector:
             if layout.name == SIDE_ROWS:
-                rows, reading.rejected, reading.num_rows = read_unpaired_rows(reading.records, layout, limit)
-            for row in rows:
-                collector.add(row)
+                whole, reading.rejected, reading.num_rows, num_waiting = read_unpaired_rows(
+                    reading.records, layout, limit
+                )
+                labels = [whole]
+                if num_waiting:
+                    sentences.append(
+                        f"{num_waiting:,} of {reading.num_rows:,} rows of {source} that were read wait for the other "
+                        f"side of their pair, as reading ended at the limit of {limit:,} pairs: they are in no pair "
+                        "and not among the rows left out."
+                    )
+            for rows in labels:
+                for row in rows:
+                    collector.add(row)
                 if limit is not None and len(collector.pairs) >= limit:
                     break
         pairs, observations = collector.collected()
@@ -192,8 +202,8 @@ class Reading:
     num_ties: int = 0
     num_contradicting: int = 0
 
-    def __iter__(self) -> Iterator[RowPairs]:
-        """Each label of each record.
+    def __iter__(self) -> Iterator[list[RowPairs]]:
+        """The labels of each record, together: a limit that cut a record would leave its last labels uncounted.
 
         Raises:
             DataError: a record cannot be understood, and so the whole source.
@@ -203,6 +213,7 @@ class Reading:
                 self.num_rows += 1
                 self.rejected.append(reject(record, record.problem or Reason.MISSING_VALUE))
                 continue
+            rows = list[RowPairs]()
             try:
                 for label in self.layout.unfold(self.layout.columns.rename(record.fields)):
                     self.num_rows += 1
@@ -214,9 +225,10 @@ class Reading:
                     self.num_over_row_cap += row.num_over_cap
                     self.num_ties += not row.pairs
                     self.num_contradicting += row.contradicts
-                    yield row
+                    rows.append(row)
             except DataError as error:  # what one row shows of the whole file
                 raise DataError(f"{self.source}, row {record.row}: {error}") from error
+            yield rows
 
     def loaded(
         self, pairs: Sequence[PreferencePair], observations: Sequence[Observation], sentences: Sequence[str]

@@ -182,12 +182,13 @@ def _csv_rows(
     csv.field_size_limit(MAX_ROW_BYTES)  # process-wide in Python; the default of 128 KiB refuses long completions
     kept: list[str] = []
     lines = _lines(text, path, kept)
-    header = next(filter(str.strip, lines), "")
+    filled = ((number, line) for number, line in enumerate(lines) if line.strip())
+    num_before, header = next(filled, (0, ""))
     if delimiter is None and (separator := _SEPARATOR_LINE.fullmatch(header)):
         delimiter = separator[1]
-        header = next(filter(str.strip, lines), "")
-    delimiter, num_before = delimiter or _delimiter(header), len(kept) - 1
-    del kept[:-1]
+        kept.clear()
+        num_before, header = next(filled, (0, ""))
+    delimiter = delimiter or _delimiter(header)
     rows = csv.reader(chain([header] * bool(header), lines), delimiter=delimiter, strict=True)
     quoting, escapes_are_doubled, seen = _quoting(delimiter), False, ""
     while not seen:
@@ -213,14 +214,15 @@ def _csv_rows(
 
 
 def _lines(text: TextIO, path: Path, kept: list[str]) -> Iterator[str]:
-    """The lines of a text, which are put into `kept`, too; it is emptied after each record."""
+    """The lines of a text, which are put into `kept`, too, but blank ones between records; each record empties it."""
     for line in iter(lambda: text.readline(MAX_ROW_BYTES + 1), ""):
         if len(line) > MAX_ROW_BYTES:
             raise DataError(
                 f"{path} has a line longer than {MAX_ROW_BYTES // 2**20} MiB: a quoted cell is not closed, or this is "
                 "no CSV. Correct the quotes."
             )
-        kept.append(line)
+        if kept or line.strip():
+            kept.append(line)
         yield line
 
 

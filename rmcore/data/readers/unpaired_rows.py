@@ -1,7 +1,9 @@
 """One row a side: the chosen and the rejected row of a pair, wherever they lie in the source, become one pair.
 
-Rows are grouped by `pair_id` over the whole source, as they may be sorted by side or shuffled. A group must be exactly
-one chosen and one rejected row with the same prompt; of any other group all rows are set aside with one reason.
+Rows are grouped by `pair_id` over all rows that are read, as they may be sorted by side or shuffled: the whole source,
+or up to the row that completes the last pair of a limit. A group must be exactly one chosen and one rejected row with
+the same prompt; of any other group all rows are set aside with one reason. Where a limit ends the reading before the
+source does, rows without their other side are counted and not set aside.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,18 +21,23 @@ _ROLE_OF_LABEL = {1.0: "chosen", 0.0: "rejected"}
 
 def read_unpaired_rows(
     records: Iterable[RawRecord], layout: Layout, limit: int | None = None
-) -> tuple[list[RowPairs], list[RejectedRow], int]:
-    """Read rows until `limit` pairs are whole; rows whose other side was not reached then are left out.
+) -> tuple[list[RowPairs], list[RejectedRow], int, int]:
+    """Read rows until `limit` pairs are whole.
 
     Returns:
-        Pairs in the order in which their ids first appeared, rows set aside in their order, and the number of rows.
+        Pairs in the order in which their ids first appeared, rows set aside in their order, the number of rows that
+        were read, and how many of them wait for their other side, which the rows behind the limit may hold.
     """
     groups: dict[str, list[RawRecord]] = {}
     pairs: dict[str, RowPairs] = {}
     reasons: dict[str, Reason] = {}
     rejected: list[RejectedRow] = []
-    num_rows = 0
+    num_rows = num_waiting = 0
+    is_cut = False
     for record in records:
+        if len(pairs) == limit:
+            is_cut = True
+            break
         num_rows += 1
         try:
             if record.fields is None:
@@ -46,19 +53,23 @@ def read_unpaired_rows(
         group.append(RawRecord(record.row, fields))
         pairs.pop(pair_id, None)
         try:
+            if len(group) > 2:
+                raise RowRejected(Reason.MORE_THAN_TWO_ROWS)  # which two of them belong together is unknown
             pairs[pair_id] = layout.parse(_joined([side.fields or {} for side in group]))
         except RowRejected as rejection:
             reasons[pair_id] = rejection.reason
-        if len(pairs) == limit:
-            break
-    is_at_limit = len(pairs) == limit
     for pair_id, group in groups.items():
-        if pair_id not in pairs and not (is_at_limit and reasons[pair_id] is Reason.OTHER_SIDE_MISSING):
+        if pair_id in pairs:
+            continue
+        if is_cut and reasons[pair_id] is Reason.OTHER_SIDE_MISSING:
+            num_waiting += len(group)
+        else:
             rejected += [reject(side, reasons[pair_id]) for side in group]
     return (
         [pairs[pair_id] for pair_id in groups if pair_id in pairs],
         sorted(rejected, key=lambda row: row.row),
         num_rows,
+        num_waiting,
     )
 
 
@@ -79,9 +90,7 @@ def _role(row: Mapping[str, Any]) -> str:
 
 
 def _joined(rows: list[Mapping[str, Any]]) -> dict[str, Any]:
-    """One record of the pair; columns in which the sides differ become `chosen_<name>` and `rejected_<name>`."""
-    if len(rows) > 2:
-        raise RowRejected(Reason.MORE_THAN_TWO_ROWS)  # which two of them belong together is unknown
+    """One record of one or two rows; columns in which the sides differ become `chosen_<name>` and `rejected_<name>`."""
     by_role = {_role(row): row for row in rows}
     if len(by_role) < 2:
         raise RowRejected(Reason.OTHER_SIDE_MISSING if len(rows) == 1 else Reason.ONE_SIDE_TWICE)

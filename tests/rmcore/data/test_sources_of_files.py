@@ -50,6 +50,19 @@ def test_limit_counts_pairs_and_stops_reading(tmp_path):
     assert (len(loaded.pairs), loaded.num_rows, loaded.layout) == (4, 2, "ranked answers")
 
 
+@pytest.mark.parametrize(("limit", "num_rows", "num_ties"), [(1, 3, 0), (3, 3, 0), (4, 6, 1), (5, 6, 1)])
+def test_a_limit_cuts_no_record_so_every_label_of_those_that_were_read_is_counted(tmp_path, limit, num_rows, num_ties):
+    record = {"instruction": "Name a tool.", "input": "", "response1": "A cloud.", "response2": "A hammer."}
+    votes = [(1, 1, 2), (2, 2, 0), (1, 1, 1)]
+    rows = [record | {f"annotator{place}": vote for place, vote in enumerate(one, start=1)} for one in votes]
+    path = str(write(rows, tmp_path / "votes.json"))
+    loaded, parts = load_pairs(path, limit=limit), SourceInParts(path, 2, limit=limit)
+    assert (loaded.layout, len(loaded.pairs)) == ("PandaLM", limit)
+    assert (loaded.num_rows, loaded.num_ties) == (num_rows, num_ties)
+    assert sum(len(part) for part in parts) == limit
+    assert (parts.num_rows, parts.num_unusable) == (num_rows, num_ties)
+
+
 @pytest.fixture(scope="module")
 def dataset_folders(tmp_path_factory):
     datasets = pytest.importorskip("datasets")

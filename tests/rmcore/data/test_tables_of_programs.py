@@ -5,6 +5,7 @@ import datetime
 import io
 import json
 import re
+import tracemalloc
 import zipfile
 from collections import Counter
 
@@ -19,6 +20,7 @@ from openpyxl import Workbook
 from rmcore.core.errors import DataError
 from rmcore.data.readers import tables
 from rmcore.data.readers.fields import Reason
+from rmcore.data.readers.files import read_file
 from rmcore.data.readers.sources import load_pairs
 from source_sample import lines
 
@@ -280,6 +282,17 @@ def test_the_row_limit_holds_for_headers_and_for_cells_of_many_lines(tmp_path, m
         path.write_text(text)
         with pytest.raises(DataError, match=r"longer than|larger than"):
             load_pairs(str(path))
+
+
+def test_blank_lines_before_the_header_are_counted_and_not_kept(tmp_path):
+    path = tmp_path / "data.csv"
+    path.write_text("  \n" * 200_000 + 'sep=;\n\nprompt;chosen;rejected\n\np;a;b\np;"a";"b\n')
+    tracemalloc.start()
+    with pytest.raises(DataError, match="begins in line 200006 "):
+        list(read_file(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22  # the lines alone would take three times as much
 
 
 def test_what_pandas_wrote_is_read_back(tmp_path):

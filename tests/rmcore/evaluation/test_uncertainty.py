@@ -156,6 +156,19 @@ def test_a_share_of_zero_or_one_gets_the_exact_binomial_bound(num_prompts):
     assert (1 - high, 1 - low) == pytest.approx((exact.low, exact.high))
 
 
+@pytest.mark.parametrize(("common", "other", "lowest"), [(0.5, 0.0, 0.0), (0.0, -1.0, -1.0), (1.0, -1.0, -1.0)])
+def test_what_all_prompts_have_in_common_is_held_against_prompts_that_are_otherwise(common, other, lowest):
+    """The rare prompts are as far from the common value as there can be, and as seldom as 20 prompts may miss them."""
+    rng = np.random.default_rng(0)
+    repeats = 2000
+    low, high = with_unseen_prompts(common, 20, lowest)
+    for rare in (0.02, 0.1, 0.16):
+        truth = (1 - rare) * common + rare * other
+        were_seen = (rng.random((repeats, 20)) < rare).any(axis=1)  # resamples differ then: not this interval's case
+        covered = were_seen.sum() + (low <= truth <= high) * (~were_seen).sum()
+        assert covered / repeats >= 0.95, rare
+
+
 def test_shares_whose_resamples_are_all_alike_have_no_interval_of_width_zero():
     alike = np.full(50, 0.3)
     for what in ({"is_share": True}, {"is_difference": True}):

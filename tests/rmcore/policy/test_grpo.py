@@ -190,6 +190,13 @@ def test_prompts_that_cannot_be_trained_on_are_left_out(kind, policy, capsys):
         trainable_ids(policy, left_out, 256)
 
 
+def test_answers_are_scored_as_those_of_their_own_prompts_where_some_are_left_out(policy, tmp_path):
+    one = make_grpo_with_rm(
+        policy, [PROMPTS[0], ENDLESS, PROMPTS[2]], Scorer(len), out=tmp_path, settings=SMALL, device="cpu"
+    )
+    assert one.train_dataset["place"] == [0, 2]
+
+
 def test_a_policy_without_an_end_is_refused(folder, tmp_path):
     endless = Policy.load(folder)
     endless.tokenizer.eos_token = None

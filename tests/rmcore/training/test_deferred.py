@@ -271,6 +271,22 @@ def test_a_training_ends_with_the_last_good_step(tmp_path, start, deferred, bad,
         assert all(torch.equal(weights[key], value) for key, value in training.rm.model.state_dict().items())
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "sam"])
+def test_a_training_that_reads_every_step_keeps_its_best_checkpoint_and_the_last_good_step(tmp_path, start, optimizer):
+    """As on a CPU, and of optimizers that cannot skip an update on a GPU."""
+    training = start(tmp_path, **(ONE_BATCH | {"steps": 5, "eval_every": 2, "optimizer": optimizer}))
+    passes = 2 if optimizer == "sam" else 1
+    spoil(training.rm.model.score.weight, 3 * passes + 1)
+    with pytest.raises(TrainingError, match=r"^step 4: "):
+        training.run()
+    assert training.trainer.progress.step == 3
+    for name in ("best", "step_3"):
+        saved = load_file(tmp_path / name / "model.safetensors")
+        assert all(torch.isfinite(value).all() for value in saved.values())
+    assert all(torch.equal(saved[key], value) for key, value in training.rm.model.state_dict().items())
+
+
 def test_of_two_failures_the_first_is_told(tmp_path, start, deferred):
     """Memory runs out for good in a step after the one that was not finite."""
     training = start(tmp_path, **(ONE_BATCH | {"steps": 5, "log_every": 5, "held_out": []}))

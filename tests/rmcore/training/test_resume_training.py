@@ -136,6 +136,21 @@ def content_of(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, start, stopped):
+    stopped(tmp_path, 3)
+    state = content_of(find_resume_point(tmp_path).state)
+    with pytest.raises(ConfigError) as refused:
+        start(tmp_path, lr=2e-3, optimizer="sgd", settings={"model.name": "other"})
+    for difference in (
+        "train.lr: 0.001 there, 0.002 here",
+        "train.optimizer: 'adamw' there, 'sgd' here",
+        "model.name: 'absent' there, 'other' here",
+    ):
+        assert difference in str(refused.value)
+    assert "train.steps" not in str(refused.value)
+    assert content_of(find_resume_point(tmp_path).state) == state
+
+
 @pytest.mark.parametrize("which", ["pairs", "held_out"])
 def test_other_pairs_are_refused(tmp_path, start, gold_pairs, which, stopped):
     stopped(tmp_path, 3)
