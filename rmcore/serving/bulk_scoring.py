@@ -5,9 +5,8 @@ answer this process only: on loopback, on ports of their own, with a token that 
 """
 
 import os
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass
 from queue import SimpleQueue
@@ -103,20 +102,22 @@ class VllmScorer:
         self._open.close()
 
     def scored(self, parts: Iterable[Part]) -> Iterator[ScoredPart]:
-        """See `rmcore.ensembles.bulk.Scorer.scored`; each server has one part, and the next one waits. In their order.
+        """See `rmcore.ensembles.bulk.Scorer.scored`; each server has one part, and the next one waits.
 
         Raises:
             ServingError, NotReadyError, RequestError: as `RewardClient.score`; what was scored is kept.
         """
         pool = ThreadPoolExecutor(self._number)
-        running: deque[Future[ScoredPart]] = deque()
+        running: set[Future[ScoredPart]] = set()
         try:
             for part in parts:
-                running.append(pool.submit(self._score, part))
+                running.add(pool.submit(self._score, part))
                 if len(running) > self._number:
-                    yield running.popleft().result()
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    yield from _whole(done, running)
             while running:
-                yield running.popleft().result()
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                yield from _whole(done, running)
         finally:  # on Ctrl-C nobody waits for parts of many minutes: the servers end, and with them the requests
             pool.shutdown(wait=False, cancel_futures=True)
 
@@ -130,6 +131,16 @@ class VllmScorer:
     def _place(self, place: int) -> Mapping[str, str]:
         """Give each server a GPU of its own, where there are some."""
         return {"CUDA_VISIBLE_DEVICES": self._gpus[place]} if self._gpus else {}
+
+
+def _whole(done: set[Future[ScoredPart]], running: set[Future[ScoredPart]]) -> Iterator[ScoredPart]:
+    """The parts that are done; before an error those that came through, also of those that still run."""
+    failed = next((one for one in done if one.exception() is not None), None)
+    if failed is not None:
+        done = done | wait([one for one in running if not one.cancel()]).done
+    yield from (one.result() for one in done if one.exception() is None)
+    if failed is not None:
+        failed.result()
 
 
 def _visible_gpus() -> list[str]:
