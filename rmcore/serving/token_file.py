@@ -12,14 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, ServingError
 from rmcore.core.files import write_text
 
 TOKEN_VARIABLE = "RM_OPT_TOKEN"  # noqa: S105 - the name of a variable
 
 
 def find_token(address: str) -> str | None:
-    """The token for a server at `address`; None where neither the variable nor a file of this user has one."""
+    """The token for a server at `address`; None where neither the variable nor a file of this user has one.
+
+    Raises:
+        ServingError: the file is there and cannot be read.
+    """
     named = os.environ.get(TOKEN_VARIABLE)
     return _read(token_file(address)) if named is None else named
 
@@ -32,10 +36,20 @@ def token_file(address: str) -> Path:
 
 @contextlib.contextmanager
 def kept_token(address: str, token: str) -> Iterator[Path]:
-    """Keep the token where this user's clients find it, inside the block."""
+    """Keep the token where this user's clients find it, inside the block.
+
+    Raises:
+        ServingError: it cannot be written.
+    """
     path = token_file(address)
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    write_text(path, token + "\n", mode=0o600, durable=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_text(path, token + "\n", mode=0o600, durable=False)
+    except OSError as error:
+        raise ServingError(
+            f"the token cannot be kept in {path} ({error.strerror}), where clients look for it: set a token of your "
+            f"own in {TOKEN_VARIABLE}, for the server and its clients."
+        ) from error
     try:
         yield path
     finally:
@@ -44,9 +58,12 @@ def kept_token(address: str, token: str) -> Iterator[Path]:
 
 
 def _read(path: Path) -> str | None:
-    with contextlib.suppress(FileNotFoundError):
+    try:
         return path.read_text().strip()
-    return None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise ServingError(f"{path} cannot be read ({error.strerror}): set {TOKEN_VARIABLE}.") from error
 
 
 def checked_token(token: str) -> str:

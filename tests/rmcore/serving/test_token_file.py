@@ -4,6 +4,7 @@ import stat
 
 import pytest
 
+from rmcore.core.errors import ServingError
 from rmcore.serving.client import RewardClient
 from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.token_file import find_token, kept_token
@@ -45,6 +46,20 @@ def test_clients_send_the_nearest_token(server, monkeypatch, given, variable):
     with kept_token(server.address, "kept"), RewardClient(server.address, token=given) as client:
         client.version()
     assert server.seen[0].headers["authorization"] == f"Bearer {given or variable or 'kept'}"
+
+
+def test_a_token_that_cannot_be_kept_or_read_is_said_with_what_to_do(home):
+    """Of a home that is read-only, full or another user's; here by obstacles that root meets, too."""
+    with kept_token(ADDRESS, "secret") as path:
+        path.unlink()
+        path.mkdir()
+        with pytest.raises(ServingError, match=r"cannot be read .*: set RM_OPT_TOKEN"):
+            RewardClient(ADDRESS)
+        path.rmdir()
+    path.parent.rmdir()
+    path.parent.touch()
+    with pytest.raises(ServingError, match=r"cannot be kept .*: set a token of your own in RM_OPT_TOKEN"):
+        kept_token(ADDRESS, "secret").__enter__()
 
 
 def test_every_server_has_a_token_of_its_own_and_shows_it_nowhere():
