@@ -158,17 +158,20 @@ class RunTracker:
         The file may not exist yet.
         """
         self.tell(curves=[*self.record.curves, str(path.resolve())])
-        stop = threading.Event()
+        stop, num_read = threading.Event(), 0
+
+        def send() -> None:
+            nonlocal num_read
+            if lines := new_lines(path, num_read):
+                num_read += sum(map(len, lines))
+                self._lines.extend(lines)
+                self._update()
+                give_lines(lines, self._logger)
 
         def look() -> None:
-            num_read, is_last = 0, False
-            while not is_last:
-                is_last = stop.wait(FOLLOW_SECONDS)
-                if lines := new_lines(path, num_read):
-                    num_read += sum(map(len, lines))
-                    give_lines(lines, self._logger)
-                    self._lines.extend(lines)
-                    self._update()
+            while not stop.wait(FOLLOW_SECONDS):
+                with suppress(OSError):  # the next look reads the same lines, the last one in the caller
+                    send()
 
         looker = threading.Thread(target=look, name="metrics-follower", daemon=True)
         looker.start()
@@ -177,6 +180,7 @@ class RunTracker:
         finally:
             stop.set()
             looker.join()
+            send()
 
     def replay(self, path: Path) -> None:
         """Give the rows of a `metrics.jsonl` that was there already to the other loggers; MLflow has its own way."""

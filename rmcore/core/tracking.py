@@ -7,6 +7,7 @@ cached artifact can fill a fresh run. TensorBoard's and wandb's packages are imp
 import importlib.util
 import json
 import math
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -114,6 +115,38 @@ class WandbTracker:
         self._run.finish()
 
 
+class OtherLogger:
+    """A logger whose failure ends nothing: the first one is said on stderr, and rows that follow are still given."""
+
+    def __init__(self, name: str, logger: "TensorboardTracker | WandbTracker") -> None:
+        self._name = name
+        self._logger = logger
+        self._has_failed = False
+
+    def metrics(self, step: int, values: Mapping[str, float]) -> None:
+        """Give one row."""
+        with self._continuing(f"at step {step}"):
+            self._logger.metrics(step, values)
+
+    def close(self) -> None:
+        """Close the logger."""
+        with self._continuing("as it was closed"):
+            self._logger.close()
+
+    @contextmanager
+    def _continuing(self, when: str) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - whatever it is, hours of computation must not end for it
+            if not self._has_failed:
+                print(
+                    f"warning: logger {self._name} failed {when} ({type(error).__name__}: {error}). The run continues, "
+                    f"and rows from there on may be missing in {self._name}; {METRICS_FILE} has all of them.",
+                    file=sys.stderr,
+                )
+            self._has_failed = True
+
+
 class ManyTrackers:
     """Gives each row to each of several trackers."""
 
@@ -144,7 +177,7 @@ def require_loggers(names: Sequence[str]) -> None:
 def open_loggers(
     names: Sequence[str], *, study: str, run: str, folder: Path, config: Mapping[str, Any]
 ) -> Iterator[Tracker]:
-    """Trackers of these names as one, closed after the block.
+    """Trackers of these names as one, closed after the block; see `OtherLogger` for what one of them raises there.
 
     Args:
         names: see LoggerName.
@@ -162,8 +195,9 @@ def open_loggers(
         for name in dict.fromkeys(names):
             place = folder / name
             made = TensorboardTracker(place) if name == TENSORBOARD else WandbTracker(study, run, place, config)
-            opened.callback(made.close)
-            trackers.append(made)
+            guarded = OtherLogger(name, made)
+            opened.callback(guarded.close)
+            trackers.append(guarded)
         yield ManyTrackers(trackers)
 
 

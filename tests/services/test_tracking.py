@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from flows import pipeline
-from machine import largest_file, wait_for
+from machine import PATIENCE_S, largest_file, wait_for
 from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
+from tasks import tracking
 from tasks.mlflow_client import connect
 from tasks.model_versions import confirmation_tags
 from tasks.projection import sync_pending
@@ -110,6 +111,24 @@ def test_followed_lines_are_sent_once_though_the_folder_moves(home, artifact, tm
             write_steps(unfinished, range(2))
             (artifact / METRICS_FILE).write_bytes(unfinished.read_bytes())
             write_steps(artifact / METRICS_FILE, [2])
+        tell_everything(tracker, artifact)
+    assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
+
+
+def test_lines_that_the_followers_thread_could_not_read_are_sent_at_the_end(home, artifact, monkeypatch):
+    looked = threading.Event()
+
+    def fail_in_the_thread(path, num_read):
+        if threading.current_thread() is not threading.main_thread():
+            looked.set()
+            raise OSError(5, "Input/output error")
+        return new_lines(path, num_read)
+
+    monkeypatch.setattr(tracking, "FOLLOW_SECONDS", 0.001)
+    monkeypatch.setattr(tracking, "new_lines", fail_in_the_thread)
+    with start() as tracker:
+        with tracker.follow(artifact / METRICS_FILE):
+            assert looked.wait(PATIENCE_S)
         tell_everything(tracker, artifact)
     assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
 

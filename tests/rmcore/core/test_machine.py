@@ -4,7 +4,7 @@ import importlib.util
 
 import pytest
 
-from rmcore.core import hardware
+from rmcore.core import hardware, tracking
 from rmcore.core.errors import ConfigError
 from rmcore.core.hardware import choose_precision, cpu_multiplies_bf16
 from rmcore.core.ray_cluster import RayCluster
@@ -99,6 +99,30 @@ def test_wandb_offline_keeps_the_run_on_disk(lines, tmp_path, monkeypatch):
         give_lines(lines, tracker)
     [written] = (tmp_path / "out" / "wandb").rglob("run-*.wandb")
     assert b"train/loss" in written.read_bytes()
+
+
+def test_a_logger_that_fails_is_named_once_and_costs_neither_the_run_nor_the_rows_of_others(
+    lines, tmp_path, monkeypatch, capsys
+):
+    class Full(MemoryTracker):
+        def metrics(self, step, values):
+            if step == 1:
+                raise OSError(28, "No space left on device")
+            super().metrics(step, values)
+
+        def close(self):
+            raise OSError(28, "No space left on device")
+
+    full, whole = Full(), MemoryTracker()
+    whole.close = lambda: None
+    monkeypatch.setattr(tracking, "require_loggers", lambda names: None)
+    monkeypatch.setattr(tracking, "TensorboardTracker", lambda folder: full)
+    monkeypatch.setattr(tracking, "WandbTracker", lambda *given: whole)
+    with open_loggers(["tensorboard", "wandb"], study="s", run="r", folder=tmp_path, config={}) as both:
+        give_lines(lines, both)
+    assert whole.rows == [(1, {"train/loss": 0.75}), (2, {"train/loss": 0.5})]
+    assert full.rows == whole.rows[1:]
+    assert capsys.readouterr().err.count("tensorboard failed at step 1 (OSError: [Errno 28] No space left") == 1
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
