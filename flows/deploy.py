@@ -19,7 +19,7 @@ from prefect.exceptions import ObjectNotFound
 
 from flows.prefect_client import prefect_at
 from flows.worker import HEARTBEAT_SECONDS
-from tasks.declared_deployments import FILE, JOB_TEMPLATE
+from tasks.declared_deployments import FIELDS, FILE, JOB_TEMPLATE, read_declared
 from tasks.local_services import CELLS_POOL, CLUSTER, WORK_POOL
 from tasks.sharing import SHARED_VARIABLE
 
@@ -61,6 +61,21 @@ def report_cluster(api: str, environment: Mapping[str, str]) -> None:
             client.create_variable(VariableCreate(name=CLUSTER, value=value))
         else:
             client.update_variable(VariableUpdate(name=CLUSTER, value=value))
+
+
+def drop_undeclared(api: str, project: Path) -> list[str]:
+    """Delete deployments that the project's prefect.yaml does not declare; gives their names.
+
+    The server takes no other code (tasks/declared_deployments.py), so they are of another checkout, or of an attack.
+    """
+    declared = read_declared(project)
+    dropped = []
+    with prefect_at(api) as client:
+        for one in client.read_deployments():
+            if declared.foreign(one.model_dump(include=set(FIELDS))):
+                client.delete_deployment(one.id)
+                dropped.append(one.name)
+    return dropped
 
 
 def ship_schedules(api: str, project: Path) -> None:

@@ -252,6 +252,8 @@ class _Starter(contextlib.ExitStack):
         prefect_client.reap_dead_runs(api)
         deploy.ensure_work_pools(api)
         deploy.report_cluster(api, environment)
+        for name in deploy.drop_undeclared(api, self.root):
+            self.tell(f"{'deployment':<15} {name} is removed: it would run other code than prefect.yaml declares")
         self._start(WORKER, environment, None)
         self._deploy(environment)  # which takes as long as the worker does
         deploy.ship_schedules(api, self.root)

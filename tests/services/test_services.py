@@ -3,9 +3,11 @@
 Another user of this machine takes the servers' ports where that works, and never hears a password.
 """
 
+import contextlib
 import os
 import signal
 import socket
+import sqlite3
 import subprocess
 import sys
 import threading
@@ -266,7 +268,7 @@ def nothing_is_sent_to(other_user, ports: list[int], root: Path, left_over: dict
 
 def test_the_services_run_a_deployment_outlive_their_death_and_end_without_a_trace(home, project, tmp_path, request):
     other_user = request.getfixturevalue("other_user") if os.geteuid() == 0 else None
-    before = children()
+    before, told = children(), []
     prefect_port, mlflow_port = ports = free_ports(2)
     started = services.up(*ports, root=project)
     assert [service.healthy for service in started] == [True] * 3
@@ -291,12 +293,18 @@ def test_the_services_run_a_deployment_outlive_their_death_and_end_without_a_tra
     mlflow.wait(timeout=PATIENCE_S)
 
     # While one process of ours lives, the ports of the dead are not to be had. They come back where the others look for
-    # them, without being told where that was.
+    # them, without being told where that was, and without what was changed in their records meanwhile.
     let_go()
     assert other_user is None or other_user.take(*ports, seconds=3) == set()
-    again = services.up(root=project)
+    with contextlib.closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database, database:
+        database.execute(
+            "update deployment set entrypoint = '/tmp/owned.py:flow', name = 'stolen' where name = 'trial'"
+        )
+    again = services.up(root=project, tell=told.append)
     assert [service.url for service in again] == [service.url for service in started]
     assert [service.healthy for service in again] == [True] * 3
+    assert [line for line in told if "stolen is removed" in line]
+    assert {one["name"] for one in ask("POST", f"{api}/deployments/filter", {})} == {"trial", "waits"}
     assert identity(home) == known
     prefect_client.reap_dead_runs(api)
     assert [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in both] == ["CRASHED"] * 2
