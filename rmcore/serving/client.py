@@ -16,11 +16,13 @@ batches of the old version are scored again: one list is always scored by one ve
 No request that a server answered is repeated here: a refusal is the server's decision, and the caller's to handle.
 """
 
+import asyncio
 import itertools
 import re
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from concurrent.futures import CancelledError
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -54,11 +56,13 @@ _NOT_SENT = (httpx.ConnectError, httpx.ConnectTimeout)
 _CONNECTION_FAULTS = (*_NOT_SENT, httpx.NetworkError, httpx.RemoteProtocolError, httpx.ProxyError)
 _INPUT_FIELD = re.compile(r"\binputs\.(\d+)")
 Answer = TypeVar("Answer", bound=Wire)
+Result = TypeVar("Result")
 
 
 class RewardClient:
     """Asks one reward server over one pool of connections, from any number of threads; a context manager.
 
+    Requests are made in an event loop of its own, where Ctrl-C ends those of the call that it interrupts.
     From an event loop: `await asyncio.to_thread(client.score, inputs)`. A process that it was forked into needs a
     client of its own.
 
@@ -73,6 +77,7 @@ class RewardClient:
 
     Raises:
         ConfigError: an argument cannot be used.
+        ServingError: a token is kept for this address, and cannot be read.
     """
 
     def __init__(
@@ -95,13 +100,17 @@ class RewardClient:
         self._timeout_s = timeout_s
         self._attempts = attempts
         self._batch_size = batch_size
-        self._http = httpx.Client(
+        self._http = httpx.AsyncClient(
             base_url=self.address,
             headers={} if token is None else {"Authorization": f"Bearer {checked_token(token)}"},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_concurrency),
             trust_env=host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback
         )
-        self._threads = ThreadPoolExecutor(max_concurrency, thread_name_prefix="reward-client")
+        self._slots = asyncio.Semaphore(max_concurrency)
+        self._loop = asyncio.new_event_loop()
+        # A daemon, so that a program which forgets to close its client can still end.
+        self._thread = threading.Thread(target=self._loop.run_forever, name="reward-client", daemon=True)
+        self._thread.start()
 
     def __repr__(self) -> str:
         return f"RewardClient({self.address!r})"
@@ -135,11 +144,13 @@ class RewardClient:
                 of `attempts` rounds.
         """
         settings = {"normalize": normalize, "over_length": over_length, "policy_version": policy_version}
-        batches = _cut(inputs, self._batch_size, settings)
+        return self._run(self._score(_cut(inputs, self._batch_size, settings)))
+
+    async def _score(self, batches: Sequence[ScoringRequest]) -> ScoringResponse:
         answers: dict[int, ScoringResponse] = {}
         waiting = list(range(len(batches)))
         for _ in range(self._attempts):
-            arrived = self._score_batches(batches, waiting, answers)
+            arrived = await self._score_batches(batches, waiting, answers)
             # Versions rise while a server lives. After a restart they are lower: hence the newest of this round only,
             # and of equal ones the last to arrive.
             target = max(reversed(arrived), key=lambda one: one.weight_version).source
@@ -153,26 +164,27 @@ class RewardClient:
             "inputs a call, publish less often, or raise attempts."
         )
 
-    def _score_batches(
+    async def _score_batches(
         self, batches: Sequence[ScoringRequest], indices: Iterable[int], answers: dict[int, ScoringResponse]
     ) -> list[ScoringResponse]:
         """Score some batches at the same time, write down their answers, and return these as they arrived."""
-        self._require_open()
-        running: dict[Future[ScoringResponse], int] = {}
-        arrived = []
+        arrived: list[ScoringResponse] = []
+
+        async def score_one(index: int) -> None:
+            async with self._slots:
+                answers[index] = await self._score_batch(batches[index], index * self._batch_size)
+            arrived.append(answers[index])
+
+        running = [asyncio.ensure_future(score_one(index)) for index in indices]
         try:
-            for index in indices:
-                running[self._threads.submit(self._score_batch, batches[index], index * self._batch_size)] = index
-            for done in as_completed(running):
-                answers[running[done]] = done.result()
-                arrived.append(done.result())
-        finally:  # after a failure, or Ctrl-C, nothing more is sent
+            await asyncio.gather(*running)
+        finally:  # after a failure nothing more is sent, and what was sent ends
             for one in running:
                 one.cancel()
         return arrived
 
-    def _score_batch(self, batch: ScoringRequest, first_input: int) -> ScoringResponse:
-        answer = self._exchange("POST", "/score", ScoringResponse, body=batch, first_input=first_input)
+    async def _score_batch(self, batch: ScoringRequest, first_input: int) -> ScoringResponse:
+        answer = await self._exchange("POST", "/score", ScoringResponse, body=batch, first_input=first_input)
         if len(answer.rewards) != len(batch.inputs) or answer.normalized != batch.normalize:
             raise ServingError(
                 f"POST /score of {self.address} answered {len(answer.rewards)} rewards, normalized={answer.normalized} "
@@ -187,7 +199,7 @@ class RewardClient:
         Raises:
             RequestError, NotReadyError, ServingError: as in `score`.
         """
-        return self._exchange("GET", "/health", Health, also=503)
+        return self._run(self._exchange("GET", "/health", Health, also=503))
 
     def version(self) -> VersionInfo:
         """Which weights are served, and where the next ones are to be put.
@@ -195,7 +207,7 @@ class RewardClient:
         Raises:
             RequestError, NotReadyError, ServingError: as in `score`.
         """
-        return self._exchange("GET", "/version", VersionInfo)
+        return self._run(self._exchange("GET", "/version", VersionInfo))
 
     def wait_ready(self, timeout_s: float) -> Health:
         """Ask for the health, with growing pauses up to 1 s, until the server is ready; it need not run yet.
@@ -214,7 +226,8 @@ class RewardClient:
                 break
             limit_s = min(POLL_TIMEOUT_S, self._timeout_s, left_s)
             try:
-                health = self._exchange("GET", "/health", Health, also=503, attempts=1, timeout_s=limit_s)
+                asked = self._exchange("GET", "/health", Health, also=503, attempts=1, timeout_s=limit_s)
+                health = self._run(asked)
                 if health.ready:
                     return health
                 reason = health.state if health.reason is None else f"{health.state}, {health.reason}"
@@ -240,12 +253,24 @@ class RewardClient:
             NotReadyError: the server cannot take an update now.
             ServingError: there is no server, no answer in time, or the update failed there.
         """
-        return self._exchange("POST", "/weights", VersionInfo, body=update, timeout_s=timeout_s, repeatable=False)
+        sent = self._exchange("POST", "/weights", VersionInfo, body=update, timeout_s=timeout_s, repeatable=False)
+        return self._run(sent)
 
     def close(self) -> None:
-        """Close all connections, after the last call of every thread; the client cannot be used any more."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
-        self._http.close()
+        """Close all connections; calls that other threads wait for fail, and the client cannot be used any more."""
+        if self._loop.is_closed():
+            return
+        self._run(self._end())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    async def _end(self) -> None:
+        calls = asyncio.all_tasks() - {asyncio.current_task()}
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+        await self._http.aclose()
 
     def __enter__(self) -> Self:
         return self
@@ -255,11 +280,22 @@ class RewardClient:
     ) -> None:
         self.close()
 
-    def _require_open(self) -> None:
-        if self._http.is_closed:
+    def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
+        """Wait for what the loop does; where the wait ends, as by Ctrl-C, so do its requests."""
+        if self._loop.is_closed():
+            coroutine.close()
             raise ServingError(f"{self} was closed and sends nothing any more; make a new one.")
+        done = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return done.result()
+        except CancelledError:
+            raise ServingError(
+                f"{self} was closed while a call waited for its answer; close it after the last."
+            ) from None
+        finally:
+            done.cancel()
 
-    def _exchange(
+    async def _exchange(
         self,
         method: str,
         path: str,
@@ -276,7 +312,6 @@ class RewardClient:
 
         One that is not `repeatable` is sent again only where it was never sent. Errors count inputs from `first_input`.
         """
-        self._require_open()
         what, limit_s = f"{method} {path}", timeout_s or self._timeout_s
         unknown = "" if repeatable else " Whether it took effect is unknown: version() tells what is served."
         content = None if body is None else body.model_dump_json().encode()
@@ -285,7 +320,7 @@ class RewardClient:
         attempts = attempts or self._attempts
         for attempt in range(1, attempts + 1):
             try:
-                response = self._http.request(method, path, content=content, headers=headers, timeout=timeout)
+                response = await self._http.request(method, path, content=content, headers=headers, timeout=timeout)
                 break
             except _CONNECTION_FAULTS as error:
                 if not (repeatable or isinstance(error, _NOT_SENT)):
@@ -307,7 +342,7 @@ class RewardClient:
                     f"{what} of {self.address} failed ({_why(error)}): the answer is not one of a reward server. See "
                     f"what listens at this address.{unknown}"
                 ) from error
-            time.sleep(_pause_s(attempt))
+            await asyncio.sleep(_pause_s(attempt))
         return _read(response, f"{what} of {self.address}", answer, also, first_input)
 
 
