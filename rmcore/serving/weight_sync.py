@@ -10,6 +10,7 @@ model, must come out the same -> requests continue, as the next version. Nothing
 is the signal that the new version serves. What fails on the way leaves the old version serving.
 """
 
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from rmcore.core.errors import ConfigError
+from rmcore.core.errors import ConfigError, ModelError, StoreError
 from rmcore.models import lora
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.client import RewardClient
@@ -50,6 +51,8 @@ class RMPublisherAdapter:
     def publish(self, rm: BradleyTerryRM) -> VersionInfo:
         """Have the server serve the present weights of `rm`. The model, its modes and random states stay as they are.
 
+        Where another publisher's weights are served meanwhile, which is said on stderr, it begins again once.
+
         Raises:
             ConfigError: mode lora without adapters, or the server's folder cannot be seen from here.
             RequestError: the tensors do not fit what is served, or are not finite; the old version serves on.
@@ -61,6 +64,23 @@ class RMPublisherAdapter:
                 "would leave out what was trained. Use lora with adapters, head_only or full without."
             )
         served = self.client.version()
+        try:
+            update = self._write(rm, served)
+        except (ConfigError, ModelError, StoreError):
+            now = self.client.version()
+            if now.layout_folder == served.layout_folder:
+                raise
+            print(
+                f"warning: the served weights changed meanwhile, to version {now.weight_version}: another program "
+                f"publishes to {self.client.address}, too. This publication begins again.",
+                file=sys.stderr,
+            )
+            update = self._write(rm, now)
+        self.version = self.client.publish(update, timeout_s=PUBLISH_SECONDS)
+        return self.version
+
+    def _write(self, rm: BradleyTerryRM, served: VersionInfo) -> WeightUpdate:
+        """Put the weights next to those that are served."""
         place = self.weights_folder or Path(served.weights_folder)
         layout_folder = place / Path(served.layout_folder).name
         if not layout_folder.is_dir():
@@ -70,9 +90,7 @@ class RMPublisherAdapter:
             )
         written = write_update(layout_folder, travelling_state(rm), self.mode, changed=adapted_names(rm), beta=rm.beta)
         probe = make_probe(rm, bf16=served.dtype == "bfloat16")
-        update = WeightUpdate(folder=written.folder_name, digest=written.digest, mode=self.mode, probe=probe)
-        self.version = self.client.publish(update, timeout_s=PUBLISH_SECONDS)
-        return self.version
+        return WeightUpdate(folder=written.folder_name, digest=written.digest, mode=self.mode, probe=probe)
 
 
 def create_rm_publisher(

@@ -2,6 +2,7 @@
 
 import json
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,12 +10,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
-from rmcore.core.errors import RequestError
+import serving_world as world
+from rmcore.core.errors import ConfigError, RequestError
 from rmcore.core.files import file_digest
 from rmcore.models.seal import PREFERENCE_FILE
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.updates import MANIFEST_FILE, UpdateRef, check_update, write_update
 from rmcore.serving.weight_files import WeightLayout, write_index
+from rmcore.serving.weight_sync import RMPublisherAdapter
 
 SHAPES = {"embed.weight": (8, 4), "layer.q.weight": (4, 4), "layer.norm": (4,), "steps": (), "score.weight": (1, 4)}
 ADAPTED = ["layer.q.weight"]
@@ -233,3 +236,35 @@ def test_only_a_folder_directly_below_is_an_update(served, name):
     with pytest.raises(RequestError, match="there is no update") as caught:
         check_update(served, name, "0" * 64)
     assert len(str(caught.value)) < 500
+
+
+class Far:
+    """A server as its publisher sees it, which serves a next folder each time that it is requested."""
+
+    address = "http://127.0.0.1:8100"
+
+    def __init__(self, *folders):
+        self.folders, self.num_asked, self.update = folders, 0, None
+
+    def version(self):
+        folder = self.folders[min(self.num_asked, len(self.folders) - 1)]
+        self.num_asked += 1
+        return SimpleNamespace(
+            weight_version=self.num_asked, weights_folder=str(folder.parent), layout_folder=str(folder), dtype="float32"
+        )
+
+    def publish(self, update, timeout_s):
+        self.update = update
+        return self.version()
+
+
+def test_where_another_publishers_weights_are_served_meanwhile_a_publication_begins_again(tmp_path, capsys):
+    rm = world.new_model(1)
+    gone, served = tmp_path / "served-000001", tmp_path / "served-000002"
+    rm.save(served)
+    far = Far(gone, served)
+    RMPublisherAdapter(far, Mode.FULL).publish(rm)
+    assert check_update(served, far.update.folder, far.update.digest).is_dir()
+    assert "the served weights changed meanwhile, to version 2" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="is not to be seen"):
+        RMPublisherAdapter(Far(gone), Mode.FULL).publish(rm)
