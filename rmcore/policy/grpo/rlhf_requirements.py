@@ -15,7 +15,6 @@ from rmcore.core.named_function import REWARD_MEANING, load_function
 from rmcore.data.pair import Prompt
 from rmcore.judging.judge import Judge
 from rmcore.policy.judge import HookJudge, ModelJudge, require_model_folder, require_named_judge, require_people
-from rmcore.serving.vllm_process import find_vllm
 
 MORE_REWARDS = "rlhf.more_rewards"
 FEWEST_PAIRS = 4
@@ -51,6 +50,8 @@ def require_rlhf(settings: RlhfConfig, judge: str | None, judging: JudgingConfig
     """
     require_trl()
     if "vllm" in (settings.rewards, settings.rollouts):
+        from rmcore.serving.vllm_process import find_vllm  # imports an HTTP client, which a cached run does not need
+
         find_vllm()
     watch = settings.watch
     if judge is not None:
@@ -87,6 +88,8 @@ def require_labels(settings: WatchConfig, num_looks: int, labels_per_pair: int) 
 def is_served(settings: RlhfConfig) -> bool:
     """Whether a vLLM reward server gives the rewards."""
     if settings.rewards == "auto":
+        from rmcore.serving.vllm_process import find_vllm
+
         with contextlib.suppress(ConfigError):
             find_vllm()
             return True
