@@ -13,7 +13,7 @@ import asyncio
 import contextlib
 import ipaddress
 import resource
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, NamedTuple
 
 from starlette.responses import Response
@@ -150,7 +150,7 @@ def _address(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     return None
 
 
-def _is_logged_in(scope: Scope) -> bool:
+def _is_logged_in(scope: Mapping[str, Any]) -> bool:
     return LOGGED_IN in scope.get("state", {})
 
 

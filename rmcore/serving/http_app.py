@@ -14,6 +14,7 @@ import hmac
 import math
 import secrets
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TypeVar
 
 import anyio
@@ -51,6 +52,8 @@ CHARACTERS_PER_TOKEN = 128
 """The longest token of the large vocabularies (spaces, in those of GPT-4, Llama 3 and Qwen). Text has four or five."""
 SHORTEST_BOUND = 2**16
 """Characters that an input may always have: a tenth of a second of a tokenizer."""
+SLICE_CHARACTERS = 2**18
+"""Characters that are tokenized of one request before the others have their turn."""
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -164,7 +167,9 @@ class RewardApp:
             )
         self._pending_rows += num_rows
         try:
-            sides = await anyio.to_thread.run_sync(self._tokenize, asked, limiter=self._tokenizing)
+            sides: list[TokenizedSide] = []
+            for rows in self._slices(asked):
+                sides += await anyio.to_thread.run_sync(self._tokenize, asked, rows, limiter=self._tokenizing)
             rewards, weights = await self.served.score([side.ids for side in sides])
         finally:
             self._pending_rows -= num_rows
@@ -228,31 +233,39 @@ class RewardApp:
             named, why = first_error(error)
             raise Refused("invalid", f"{named}: {why}.", named) from None
 
-    def _tokenize(self, asked: ScoringRequest) -> list[TokenizedSide]:
-        """Token ids of the inputs; runs in a thread.
+    def _slices(self, asked: ScoringRequest) -> list[range]:
+        """Rows that are tokenized together, about SLICE_CHARACTERS; an input that is too long is refused before all."""
+        ends, num_characters = [0], 0
+        for index, given in enumerate(asked.inputs):
+            found = _num_characters(index, given)
+            self._check_characters(index, found)
+            num_characters += found
+            if num_characters >= SLICE_CHARACTERS or index == len(asked.inputs) - 1:
+                ends.append(index + 1)
+                num_characters = 0
+        return [range(*both) for both in pairwise(ends)]
+
+    def _tokenize(self, asked: ScoringRequest, rows: range) -> list[TokenizedSide]:
+        """Token ids of some inputs; runs in a thread.
 
         Raises:
             RmcoreError: an input is too long, cannot be rendered, or has an id that the model does not know.
         """
-        pairs = {index: _prompt_and_response(index, given) for index, given in enumerate(asked.inputs)}
+        inputs = {index: asked.inputs[index] for index in rows}
+        pairs = {index: _prompt_and_response(index, given) for index, given in inputs.items()}
         rendered = {index: pair for index, pair in pairs.items() if pair is not None}
-        texts = {index: given for index, given in enumerate(asked.inputs) if isinstance(given, str)}
-        for index, length in [
-            *((index, len(text)) for index, text in texts.items()),
-            *((index, sum(map(len, texts_of(*pair)))) for index, pair in rendered.items()),
-        ]:
-            self._check_characters(index, length)
+        texts = {index: given for index, given in inputs.items() if isinstance(given, str)}
         sides: dict[int, TokenizedSide] = {}
         for index, found in zip(rendered, self.renderer.try_sides(list(rendered.values())), strict=True):
             if isinstance(found, DataError):
                 raise RequestError(f"inputs.{index}: {found}", field=f"inputs.{index}") from found
             sides[index] = found
         sides |= zip(texts, self.renderer.tokenize_texts(list(texts.values())), strict=True)
-        for index, given in enumerate(asked.inputs):
+        for index, given in inputs.items():
             if index not in sides:
                 sides[index] = self._given_ids(index, [token for token in given if isinstance(token, int)])
         self._check_length(asked, sides)
-        return [sides[index] for index in range(len(asked.inputs))]
+        return [sides[index] for index in rows]
 
     def _check_characters(self, index: int, found: int) -> None:
         """Before anything is tokenized, which takes a minute for 8 MB of text."""
@@ -313,6 +326,14 @@ def _prompt_and_response(index: int, given: ScoringInput) -> tuple[Prompt, str] 
         return plain_prompt(framed(turns, {"tools": tools and list(tools)})), answer
     except RowRejected as error:
         raise RequestError(f"inputs.{index}: {error.reason}.", field=f"inputs.{index}") from error
+
+
+def _num_characters(index: int, given: ScoringInput) -> int:
+    """Characters of an input that are tokenized; token ids have none."""
+    if isinstance(given, str):
+        return len(given)
+    side = _prompt_and_response(index, given)
+    return 0 if side is None else sum(map(len, texts_of(*side)))
 
 
 def _password(given: str) -> str:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rmcore.core.errors import NotReadyError, RequestError, RmcoreError, ServingError
-from rmcore.core.files import remove_folder
+from rmcore.core.files import remove_abandoned, remove_folder
 from rmcore.models.seal import read_beta
 from rmcore.serving.parity import check_probe
 from rmcore.serving.types import RewardModelTrainingMode, RewardProbe, ServerState, VersionInfo, WeightUpdate
@@ -24,6 +24,8 @@ from rmcore.serving.updates import check_update
 from rmcore.serving.vllm_process import EngineFailure, VllmEngine
 from rmcore.serving.weight_files import folder_digest
 
+WAITING_SECONDS = 3600.0
+"""An update that is older has been given up by its publisher."""
 MAX_RESTARTS = 3
 """vLLM may fail to come back this often in a row before the server gives up."""
 
@@ -165,10 +167,14 @@ class ServedModel:
     async def _update(self, update: WeightUpdate) -> VersionInfo:
         async with self._changing:  # until its own end and not its caller's
             old = self._weights
+            over = {update.folder, old.folder.name}  # of both, nobody asks again for the one that is not served then
             try:
                 await self._exchange_for(update, old)
-            finally:  # of both, nobody asks again for the one that is not served now
-                await asyncio.to_thread(_drop_old, self._weights.folder, {update.folder, old.folder.name})
+            except NotReadyError:
+                over.discard(update.folder)  # the same request may work later
+                raise
+            finally:
+                await asyncio.to_thread(_drop_old, self._weights.folder, over)
             return self.version()
 
     async def _exchange_for(self, update: WeightUpdate, old: Weights) -> None:
@@ -262,15 +268,23 @@ def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, RmcoreError) else f"{type(error).__name__}: {error}"
 
 
-def _drop_old(served: Path, others: Collection[str]) -> None:
-    """Delete what was served before, or an update that was refused. Others may be about to be submitted."""
+def _drop_old(served: Path, over: Collection[str]) -> None:
+    """Delete what was served before, an update that was refused, and what publishers gave up or were killed over.
+
+    Other updates may be about to be submitted.
+    """
     place = served.parent
     try:
         for folder in [*place.glob("served-*"), *place.glob("update-*")]:
-            if folder != served and folder.name in others:
+            if folder != served and (folder.name in over or _is_given_up(folder)):
                 remove_folder(folder)
+        remove_abandoned(place, lambda name: name.startswith(("served-", "update-")))
     except OSError as error:  # the new weights serve all the same
         print(f"warning: old weights in {place} could not be deleted ({error}); delete them by hand", file=sys.stderr)
+
+
+def _is_given_up(folder: Path) -> bool:
+    return folder.name.startswith("update-") and time.time() - folder.lstat().st_mtime > WAITING_SECONDS
 
 
 class ReadWriteLock:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
+import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
@@ -47,6 +48,8 @@ from rmcore.serving.weight_files import (
 MANIFEST_FILE = "update.json"
 SHARD_BYTES = 2 << 30
 """Largest file of an update, of which one at a time is held in host memory; a larger tensor has a file of its own."""
+FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
+"""Types that may be cast into each other. 8-bit types have scales next to them, which a cast would not make."""
 
 
 class UpdateRef(NamedTuple):
@@ -125,18 +128,14 @@ def write_update(
         shard_bytes: largest file of what travels, in bytes.
 
     Raises:
-        RequestError: names are missing or unknown, or a value is NaN or infinite in the served type. Whether shapes
-            are those that are served, the server says.
+        RequestError: names are missing or unknown, shapes or types differ, or a value is NaN or infinite in the served
+            type.
         ModelError: `served` is not there, or damaged.
         StoreError: the disk is full. Nothing is left.
     """
     layout = WeightLayout.read(served)
     names = _travelling(layout, mode, changed)
-    if missing := [name for name in names if name not in state]:
-        raise RequestError(
-            f"the state lacks {some_names(missing)}, which the server's model has; publish the weights of the model "
-            "that is served, by the names of its checkpoint."
-        )
+    _check_state(state, names, layout)
     kept = [file for file in layout.files if layout.names(file) - set(names)]
     shards = _shards(names, layout, shard_bytes)
     count = len(kept) + len(shards)
@@ -187,6 +186,28 @@ def _travelling(layout: WeightLayout, mode: RewardModelTrainingMode, changed: Co
     return [name for name in layout.tensors if is_reward_head(name) or name in adapted]
 
 
+def _check_state(state: Mapping[str, Tensor], names: Collection[str], layout: WeightLayout) -> None:
+    """Before a byte is written, which takes minutes of a large model."""
+    if missing := [name for name in names if name not in state]:
+        raise RequestError(
+            f"the state lacks {some_names(missing)}, which the server's model has; publish the weights of the model "
+            "that is served, by the names of its checkpoint."
+        )
+    for name in names:
+        spec, tensor = layout.tensors[name], state[name]
+        if tuple(tensor.shape) != spec.shape:
+            raise RequestError(
+                f"{name} has shape {list(tensor.shape)} and is served as {list(spec.shape)}: this is another model. "
+                "Start a server for it."
+            )
+        wanted = DTYPES[spec.dtype]
+        if tensor.dtype != wanted and not {tensor.dtype, wanted} <= FLOATS:
+            raise RequestError(
+                f"{name} has type {tensor.dtype} and is served as {wanted}, between which no cast is meant; publish it "
+                "in the served type."
+            )
+
+
 def _shards(names: Collection[str], layout: WeightLayout, shard_bytes: int) -> list[list[str]]:
     """Names by file. The head has one of its own, so that head updates afterwards leave all others alone."""
     shards, room = [[name for name in names if is_reward_head(name)]], 0
@@ -230,7 +251,8 @@ def check_update(served: Path, folder_name: str, digest: str) -> Path:
 
     Raises:
         RequestError: there is no such folder in the weights folder, it is damaged or not of this digest, or it is of
-            another model: other tensors, shapes, types, tokenizer or configuration.
+            another model (other tensors, shapes, types, tokenizer or configuration), holds a file that no update has,
+            or was written when other weights were served.
     """
     folder = served.with_name(folder_name) if re.fullmatch(r"update-[\w-]+", folder_name) else None
     if folder is None or not folder.is_dir() or folder.is_symlink():
@@ -243,8 +265,19 @@ def check_update(served: Path, folder_name: str, digest: str) -> Path:
         expected = read_object(folder / MANIFEST_FILE) or {}
         given = WeightLayout.read(folder)
         _check_fit(folder, given, WeightLayout.read(served))  # before gigabytes are read
+        named = {*text_files(folder), *given.files, INDEX_FILE, MANIFEST_FILE}
+        if extra := {path.name for path in folder.iterdir()} - named:
+            raise RequestError(
+                f"update {folder_name} holds {some_names(sorted(extra))}, which no update has and vLLM might load "
+                "unchecked; write updates with write_update."
+            )
         for name in [PREFERENCE_FILE, *(name for name in given.files if not _is_of(served, folder / name))]:
-            _require_digest(folder / name, str(expected.get(name)))
+            if name not in expected:
+                raise RequestError(
+                    f"update {folder_name} has no digest of {name}, which is no file of the served weights: they "
+                    "changed since it was written. Publish again."
+                )
+            _require_digest(folder / name, str(expected[name]))
         for name in sorted({*text_files(folder), *text_files(served)} - {PREFERENCE_FILE}):
             _require_digest(folder / name, file_digest(served / name))
     except (OSError, ModelError) as error:

@@ -1,6 +1,7 @@
 """Weights that are exchanged: an answer is of one version and never a mix, and a failed exchange leaves the old one."""
 
 import asyncio
+import fcntl
 import os
 import resource
 from collections.abc import Callable
@@ -305,5 +306,38 @@ def test_a_row_without_a_finite_reward_is_named_and_the_others_are_scored_withou
                 await served.score([(1,), (2, small_vllm.POISON), (3,)])
             assert refusal.value.field == "inputs.1"
             assert (await served.score([(1,), (3,)]))[0] == pytest.approx([1.0, 1.0])
+
+    asyncio.run(run())
+
+
+def test_an_update_that_comes_while_vllm_restarts_is_kept_and_taken_later(tmp_path):
+    async def run():
+        async with serving(tmp_path) as served:
+            update = published(served, 2.0)
+            served._become("restarting", "vLLM ended.")
+            with pytest.raises(NotReadyError):
+                await served.update(update)
+            served._become("ready")
+            assert (await served.update(update)).weight_version == 2
+
+    asyncio.run(run())
+
+
+def test_an_update_removes_what_publishers_gave_up_or_were_killed_over(tmp_path):
+    async def run():
+        async with serving(tmp_path) as served:
+            place = served.weights.folder.parent
+            dead, old, young = (place / name for name in (f".update-a.{'0' * 16}.tmp", "update-old", "update-young"))
+            alive = place / f".update-b.{'0' * 16}.tmp"
+            for folder in (dead, alive, old, young):
+                folder.mkdir()
+            os.utime(old, (0, 0))
+            descriptor = os.open(alive, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # as its writer does
+            await served.update(published(served, 2.0))
+            os.close(descriptor)
+            assert {path.name for path in place.iterdir() if path.is_dir()} == {
+                served.weights.folder.name, young.name, alive.name
+            }  # fmt: skip
 
     asyncio.run(run())

@@ -13,6 +13,7 @@ from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message, as_json
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.policy.grpo.group_reward import one_step, rollout_texts
+from rmcore.serving import http_app
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.scorer import as_dialogue
@@ -98,19 +99,31 @@ def test_every_refusal_names_its_field_and_is_counted(door, content, kind, statu
     assert counted == [f'rm_requests_total{{path="/score",status="{status}"}} 1.0']
 
 
-def asked(*inputs):
-    return ScoringRequest.model_validate({"inputs": inputs})
+def tokenized(door, *inputs):
+    """What is between a request and vLLM."""
+    asked = ScoringRequest.model_validate({"inputs": inputs})
+    return [side for rows in door._slices(asked) for side in door._tokenize(asked, rows)]
 
 
 def test_typed_control_tokens_are_text_at_the_door_as_in_the_library(door, rm):
     turns = (("user", TYPED), ("assistant", "?"), ("user", "c"))
     messages = [{"role": role, "content": content} for role, content in turns]
     given = [{"prompt": TYPED, "response": TYPED}, [*messages, {"role": "assistant", "content": TYPED}]]
-    sides = door._tokenize(asked(*given))  # what is between a request and vLLM
+    sides = tokenized(door, *given)
     dialogue = tuple(Message(*turn) for turn in turns)
     assert sides == rm.renderer.tokenize_sides([(TYPED, TYPED), (dialogue, TYPED)])
     end = rm.tokenizer.eos_token_id
     assert [side.ids.count(end) for side in sides] == [2, 4]
+
+
+def test_a_long_request_is_tokenized_in_slices_as_in_one(door, monkeypatch):
+    """Between two of them the other requests have their turn."""
+    inputs = ["a" * 30, [1, 2], {"prompt": "b" * 10, "response": "c" * 10}, "d", [3], "e" * 70, "f", [4]]
+    whole = tokenized(door, *inputs)
+    monkeypatch.setattr(http_app, "SLICE_CHARACTERS", 40)
+    slices = door._slices(ScoringRequest.model_validate({"inputs": inputs}))
+    assert slices == [range(3), range(3, 6), range(6, 8)]
+    assert tokenized(door, *inputs) == whole
 
 
 def test_a_normalised_reward_is_the_probability_that_the_checkpoints_beta_gives(door, monkeypatch):
@@ -131,7 +144,7 @@ def test_a_normalised_reward_is_the_probability_that_the_checkpoints_beta_gives(
 def test_an_input_that_the_template_refuses_is_named(door, rm, monkeypatch):
     monkeypatch.setattr(rm.tokenizer, "chat_template", "{{ raise_exception('no such role') }}")
     with pytest.raises(RequestError, match=r"inputs\.1: .*no such role") as refusal:
-        door._tokenize(asked([1, 2], {"prompt": "a", "response": "b"}))
+        tokenized(door, [1, 2], {"prompt": "a", "response": "b"})
     assert refusal.value.field == "inputs.1"
 
 
@@ -148,12 +161,11 @@ def test_tools_calls_and_parts_reach_the_template_by_every_form(door):
     door.renderer.tokenizer.chat_template = QWEN3
     door.renderer = Renderer(door.renderer.tokenizer, Rendering("chat", 512))
     parts = [{"role": "user", "content": [{"type": "text", "text": "wa"}, {"type": "text", "text": "rm?"}]}]
-    sides = door._tokenize(
-        asked(
-            {"prompt": ASKS, "response": AGENT, "tools": TOOLS},
-            {"prompt": "warm?", "response": AGENT, "tools": TOOLS},
-            {"messages": [*parts, AGENT], "tools": TOOLS},
-        )
+    sides = tokenized(
+        door,
+        {"prompt": ASKS, "response": AGENT, "tools": TOOLS},
+        {"prompt": "warm?", "response": AGENT, "tools": TOOLS},
+        {"messages": [*parts, AGENT], "tools": TOOLS},
     )
     messages = [*ASKS, AGENT | {"content": ""}]
     text = door.renderer.tokenizer.apply_chat_template(messages, tools=TOOLS, tokenize=False)
@@ -168,7 +180,7 @@ def test_what_is_sent_of_a_rollout_is_read_as_it_was(door):
     prompt = (TOOLS_TURN, Message("user", "warm?"), Message("assistant", "", call), Message("tool", "31"))
     sides = [("p", "a"), (prompt, "Yes.")]
     rolled = [as_dialogue(one_step(*side)) for side in sides]
-    assert door._tokenize(asked(*rolled)) == door.renderer.tokenize_sides(sides)
+    assert tokenized(door, *rolled) == door.renderer.tokenize_sides(sides)
     assert rollout_texts([one_step(*side) for side in sides]) == (["p", prompt], ["a", "Yes."])
 
 
@@ -177,7 +189,7 @@ def test_a_transcript_is_the_dialogue_that_it_is_of(door):
     turns = [
         {"role": role, "content": text} for role, text in (("user", "hello"), ("assistant", "hi"), ("user", "why?"))
     ]
-    first, second = door._tokenize(asked(transcript, {"prompt": turns, "response": "So."}))
+    first, second = tokenized(door, transcript, {"prompt": turns, "response": "So."})
     assert first == second
 
 
@@ -193,5 +205,5 @@ def test_a_transcript_is_the_dialogue_that_it_is_of(door):
 def test_what_the_template_does_not_show_is_refused_by_name(door, given, named):
     door.renderer.tokenizer.chat_template = NO_TOOLS
     with pytest.raises(RequestError, match=rf"inputs\.1: .*{named}") as refusal:
-        door._tokenize(asked([1], given))
+        tokenized(door, [1], given)
     assert refusal.value.field == "inputs.1"

@@ -108,6 +108,11 @@ def with_value(name, value):
     ("state", "settings", "says"),
     [
         pytest.param({"score.weight": torch.ones(1, 4)}, {}, "lacks embed.weight, layer.norm, layer.q.", id="missing"),
+        pytest.param(
+            draw_state(1) | {"layer.norm": torch.ones(3)}, {}, r"norm has shape \[3\].*served as \[4\]", id="shape"
+        ),
+        pytest.param(draw_state(1) | {"layer.norm": torch.ones(1, 4)}, {}, "another model", id="rank"),
+        pytest.param(draw_state(1) | {"steps": torch.tensor(1.0)}, {}, "no cast is meant", id="type"),
         pytest.param(with_value("embed.weight", float("nan")), {}, "embed.weight holds NaN", id="NaN"),
         pytest.param(
             with_value("score.weight", -float("inf")), {"mode": Mode.HEAD_ONLY}, "score.weight holds", id="inf"
@@ -178,7 +183,7 @@ LIES = {
     "flipped": (lambda f: patched(file_of(f, "score.weight"), lambda b: b[:-1] + bytes([b[-1] ^ 1])), "cut short"),
     "manifest changed": (lambda f: patched(f / MANIFEST_FILE, lambda b: b + b" "), "is expected"),
     "no digest": (lambda f: (f / MANIFEST_FILE).write_text("{}") and UpdateRef(f.name, file_digest(f / MANIFEST_FILE)),
-                  "None is expected"),
+                  "has no digest of"),
     "file gone": (lambda f: file_of(f, "score.weight").unlink(), "cannot be read"),
     "manifest gone": (lambda f: (f / MANIFEST_FILE).unlink(), "cannot be read"),
     "linked file": (lambda f: linked(file_of(f, "score.weight")), "is a link"),
@@ -189,6 +194,8 @@ LIES = {
     "type": (lambda f: replaced(f, score__weight=ONES.half()), r"F16 \[1, 4\], served is F32"),
     "another configuration": (lambda f: patched(f / "config.json", lambda b: b'{"a": 1}'), "config.json has sha256"),
     "another scale": (lambda f: patched(f / PREFERENCE_FILE, lambda b: b + b" "), f"{PREFERENCE_FILE} has sha256"),
+    "unnamed weights": (lambda f: save_file({"x": ONES}, f / "x.safetensors"), "holds x.safetensors, which no update"),
+    "unnamed modules": (lambda f: (f / "modules.json").write_text("[]") and None, "holds modules.json, which no"),
     "code": (lambda f: (f / "modeling.py").write_text("import os") and None, "cannot be read"),
 }  # fmt: skip
 
@@ -210,7 +217,7 @@ def test_an_update_of_what_is_served_no_longer_is_refused(served):
     served = check_update(served, first.folder_name, first.digest)
     full, head = (write_update(served, draw_state(3), mode) for mode in (Mode.FULL, Mode.HEAD_ONLY))
     served = check_update(served, full.folder_name, full.digest)
-    with pytest.raises(RequestError, match="of another update"):
+    with pytest.raises(RequestError, match="they changed since it was written"):
         check_update(served, head.folder_name, head.digest)
 
 
