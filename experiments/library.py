@@ -10,7 +10,7 @@ from experiments.schema import MOST_ARMS, Experiment
 from experiments.shipped import SHIPPED
 from experiments.sizes import Size
 from rmcore.config.files import read_mapping
-from rmcore.config.pipeline import change_config
+from rmcore.config.pipeline import Changes, PipelineConfig, change_config
 from rmcore.core.errors import ConfigError
 
 
@@ -113,5 +113,12 @@ def _with_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, Any]:
 def _as_grid(experiment: Experiment) -> dict[str, Any]:
     """Every combination of levels; the control is the combination that equals the base, or the first one."""
     combinations = list(islice(experiment.grid(), MOST_ARMS))  # more are refused with the whole
-    equal = (name for name, changes in combinations if change_config(experiment.base, changes) == experiment.base)
+    equal = (name for name, changes in combinations if _equals_base(experiment.base, changes))
     return {"design": "grid", "hypotheses": (), "control": next(equal, combinations[0][0])}
+
+
+def _equals_base(base: PipelineConfig, changes: Changes) -> bool:
+    try:
+        return change_config(base, changes) == base
+    except ValueError:  # such a combination is refused with the whole, by its name
+        return False

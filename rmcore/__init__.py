@@ -54,21 +54,16 @@ __all__ = [
 ]
 
 
-def _of_capabilities() -> dict[str, str]:
-    folders = import_module("rmcore.core.capabilities").capabilities().items()
-    return {name: f"rmcore.{folder}.{file}" for folder, one in folders for name, file in one.public.items()}
+for _folder, _one in import_module("rmcore.core.capabilities").capabilities().items():
+    _PLACES |= {name: f"rmcore.{_folder}.{file}" for name, file in _one.public.items()}
+    __all__.extend(_one.public)
 
 
 def __getattr__(name: str) -> Any:
-    place = _PLACES.get(name) or (None if name.startswith("__") else _of_capabilities().get(name))
-    if place is None:
-        raise AttributeError(f"module 'rmcore' has no attribute {name!r}; public names: {', '.join(_public())}")
-    return getattr(import_module(place), name)
-
-
-def _public() -> list[str]:
-    return sorted({*__all__, *_of_capabilities()})
+    if name not in _PLACES:
+        raise AttributeError(f"module 'rmcore' has no attribute {name!r}; public names: {', '.join(__all__)}")
+    return getattr(import_module(_PLACES[name]), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_public()})
+    return sorted({*globals(), *__all__})

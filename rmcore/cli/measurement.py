@@ -56,12 +56,15 @@ def measuring_command(
         model = model.in_float32(whole_weights) if whole_weights else model
         pairs = reading.read(data)
         record = measure(name, model.load(checkpoint), pairs, section(**given(settings, fields)), seed)
-        print(f"{checkpoint} on {record.get('num_pairs', len(pairs))} pairs of {data}")
-        print_block(next(one for one in capabilities_shown() if one.stage == name).block(record))
         write_report_json(json_out, {**model.named(checkpoint), "data": data, **record})
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
             stage.write(record, out)
+        print(f"{checkpoint} on {record.get('num_pairs', len(pairs))} pairs of {data}")
+        for shown in capabilities_shown():
+            if shown.stage == name:
+                print_block(shown.block(record))
+        if out is not None:
             print(f"written     {out}")
 
     command.__doc__ = help_text

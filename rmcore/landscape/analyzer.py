@@ -260,8 +260,8 @@ class HessianAnalyzer:
 
         Raises:
             ConfigError: a setting is unknown or too small.
-            CurvatureError: a product is not finite, the data change between passes, the model is narrower than float32
-                or too large for `full`, or PyHessian is missing.
+            CurvatureError: a product is not finite, the pairs or their loss change between two passes, the model is
+                narrower than float32 or too large for `full`, or PyHessian is missing.
             DataError, ModelError: see `operators.LossHessian`.
         """
         num_steps = max(40, 2 * top_k) if num_steps is None else num_steps

@@ -183,7 +183,11 @@ SHOWN = Shown(
     curvature_block,
     after="margins",
     name="Curvature",
-    captions={"eigenvalues": "Curvature of the loss at the trained weights along its extreme directions."},
+    captions={
+        "eigenvalues": "Curvature of the loss at the trained weights along its extreme directions; whiskers: how far "
+        "each may be off. A negative end as large as the positive one: no minimum. λmax falls merely because margins "
+        "grow."
+    },
     words={
         "Hessian, eigenvalue": "the matrix of second derivatives of the loss, its curvature around the trained "
         "weights; an eigenvalue λ is the curvature along one direction. Large: sharp; negative: the loss bends down, "

@@ -224,13 +224,21 @@ class LossHessian:
 
     @classmethod
     def from_loader(cls, model: Any, loader: Iterable[MicroBatch], *, parameters: str = "all") -> Self:
-        """Read `loader` once into memory (token ids only) and check that the model gives the same loss again.
+        """Read `loader` into memory (token ids only) and check that the data and the loss repeat.
+
+        A loader that can be read again is read again: one that draws other pairs at each pass would give the curvature
+        of an unknown sample. Same idea as the check for determinism in curvlinops.
 
         Raises:
-            CurvatureError: the loss is not finite, or a second pass gives another one. Same idea as the check for
-                determinism in curvlinops.
+            CurvatureError: the loss is not finite, or a second pass gives other pairs or another loss.
         """
         operator = cls(model, loader, parameters=parameters)
+        again = operator.micro_batches if isinstance(loader, Iterator) else map(_checked_rows, loader)
+        if _pair_tokens(again) != _pair_tokens(operator.micro_batches):
+            raise CurvatureError(
+                f"two passes over the loader gave different pairs, {operator.num_pairs} at the first: which sample the "
+                "curvature would be of is unknown. Pass a list of micro-batches, or a loader that repeats itself."
+            )
         first, second = operator.loss(), operator.loss()
         if abs(first - second) > LOSS_REPEAT_TOLERANCE * max(abs(first), 1e-3):
             raise CurvatureError(
@@ -317,6 +325,15 @@ class LossHessian:
 
     def _flat(self, parts: Iterable[Tensor]) -> Tensor:
         return torch.cat([part.detach().reshape(-1).to(self.dtype) for part in parts])
+
+
+def _pair_tokens(micro_batches: Iterable[Rows]) -> list[tuple[list[int], list[int]]]:
+    """The real tokens of both sides of each pair, sorted, as a loader may shuffle its pairs."""
+    pairs = []
+    for ids, mask in micro_batches:
+        sides = [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
+        pairs += zip(sides[: len(sides) // 2], sides[len(sides) // 2 :], strict=True)
+    return sorted(pairs)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.core.progress import Report
-from rmcore.landscape.settings import LandscapeConfig
+from rmcore.landscape.settings import LandscapeConfig, training_passes
 from rmcore.stages.measurement import measurement
 
 SPECTRUM_METRICS = (
@@ -21,15 +21,6 @@ SPECTRUM_METRICS = (
     "sharpness_score",
     "flatness_index",
 )
-PRODUCT_PASSES = 3
-"""Training passes that a Hessian-vector product costs; about what 24.9 ms to 7.7 ms a gradient come to."""
-
-
-def training_passes(settings: LandscapeConfig) -> float:
-    """Give the pairs that a training passes over in the time of a measurement."""
-    products = settings.lanczos_steps + settings.trace_probes
-    products = (2 if settings.normalized else 1) * products + 1  # and one for the error over prompts
-    return float(PRODUCT_PASSES * products * settings.num_pairs)
 
 
 def curvature_metrics(record: Mapping[str, Any]) -> dict[str, float | None]:

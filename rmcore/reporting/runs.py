@@ -259,14 +259,16 @@ def _read(file: Path) -> _Read:
     finished = datetime.fromtimestamp(0, UTC)
     try:
         finished = datetime.fromtimestamp(file.stat().st_mtime, UTC)
-        record = _Record.model_validate_json(file.read_bytes())
+        # Settings may name a path that is not UTF-8, which pydantic's own parser refuses; what is shown may not.
+        record = _Record.model_validate(json.loads(file.read_bytes()))
+        record.model_dump_json(exclude={"config"})
         if record.created is not None:
             finished = datetime.fromisoformat(record.created).astimezone(UTC)
     except ValidationError as error:
         [first, *_] = error.errors(include_url=False, include_input=False)
         field = ".".join(part for part in map(str, first["loc"]) if not part.startswith("_"))
         return _Read(finished, problem=f"{field or RECORD} is not as a run writes it: {first['msg']}")
-    except (OSError, ValueError, OverflowError) as error:
+    except (OSError, ValueError, OverflowError, RecursionError) as error:
         return _Read(finished, problem=str(error))
     return _Read(finished, record)
 

@@ -156,6 +156,7 @@ SHOWN = Shown(
     card=card,
     key_of_command="suites",
     captions={
-        "benchmarks": "The diamond is what the same rule gives to the number of characters: the longer answer wins."
+        "benchmarks": "The diamond is what the same rule gives to the number of characters: the longer answer wins. A "
+        "model left of the diamonds does less than counting characters."
     },
 )

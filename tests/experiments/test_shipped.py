@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from experiments.library import load_experiment, restrict
-from experiments.schema import changed_settings
+from experiments.schema import Experiment, changed_settings
 from experiments.shipped import SHIPPED
 from experiments.sizes import ACCURACY, NOTHING, Size
 from rmcore.config.pipeline import PipelineConfig
@@ -209,6 +209,16 @@ def test_the_full_grid_has_every_combination_and_the_base_as_control():
     configs = [arm.config for arm in grid.arms()]
     assert all(arm.config in configs for arm in single.arms())
     assert restrict(grid, grid=True) == grid
+
+
+def test_a_grid_with_a_combination_that_is_no_configuration_is_refused_with_a_sentence():
+    whole = load_experiment("sensitivity", "smoke").model_dump()
+    levels = {"off": {"landscape": None}}, {"few": {"landscape.num_pairs": 4}}
+    whole["base"]["landscape"] = {}
+    factors = [{"name": name, "levels": one} for name, one in zip(("curvature", "pairs"), levels, strict=True)]
+    alone = Experiment.model_validate(whole | {"factors": factors, "hypotheses": (), "control": "base"})
+    with pytest.raises(ValidationError, match=r"curvature changes landscape and pairs changes landscape\.num_pairs"):
+        restrict(alone, grid=True)
 
 
 @pytest.mark.parametrize("name", SHIPPED)

@@ -72,12 +72,8 @@ class Estimate:
     condition: str | None = None
     """Condition that the interval holds under, as words that follow its ends: "if no training collapses"."""
 
-    def interval(self, alpha: float = 0.05) -> tuple[float, float] | None:
-        """Ends of the 1 - alpha interval."""
-        return self.spread.bounds(alpha) if self.spread else None
-
     def p_value(self, threshold: float = 0.0) -> float | None:
-        """Two-sided p that the quantity equals the threshold: below alpha where `interval(alpha)` excludes it."""
+        """Two-sided p that the quantity equals the threshold: below alpha where `spread.bounds(alpha)` exclude it."""
         return self.spread.p_value(threshold) if self.spread else None
 
     def smallest_detectable(self, alpha: float) -> float | None:

@@ -57,17 +57,17 @@ def test_p_is_below_alpha_exactly_where_the_interval_excludes_the_threshold(kind
     estimate = estimated(kind[0], shared=kind[1])
     decisions = set()
     for threshold, alpha in itertools.product(np.linspace(-0.3, 0.4, 29), (0.3, 0.05, 0.02, 0.01, 0.003, 1e-5)):
-        low, high = estimate.interval(alpha)
+        low, high = estimate.spread.bounds(alpha)
         excluded = not low <= threshold <= high
         assert (estimate.p_value(threshold) < alpha) == excluded
         decisions.add(excluded)
     assert decisions == {True, False}
-    assert estimate.interval() == (estimate.ci_low, estimate.ci_high)
+    assert estimate.spread.bounds(0.05) == (estimate.ci_low, estimate.ci_high)
 
 
 def test_smaller_alpha_gives_wider_intervals_and_farther_thresholds_smaller_p(kind):
     estimate = estimated(kind[0], shared=kind[1])
-    bounds = [estimate.interval(alpha) for alpha in np.geomspace(0.5, 1e-6, 40)]
+    bounds = [estimate.spread.bounds(alpha) for alpha in np.geomspace(0.5, 1e-6, 40)]
     assert all(b[0] <= a[0] <= estimate.value <= a[1] <= b[1] for a, b in itertools.pairwise(bounds))
     p = [estimate.p_value(estimate.value + distance) for distance in np.linspace(0.01, 0.5, 40)]
     assert all(near >= far for near, far in itertools.pairwise(p))
@@ -93,14 +93,14 @@ def test_without_prompts_it_is_the_textbook_t_interval():
     for threshold in (0.65, 0.6, 0.0):
         assert estimate.p_value(threshold) == pytest.approx(stats.ttest_1samp(values, threshold).pvalue)
     own_prompts = [SeedSample(value, np.linspace(0, 1, 9)) for value in values]
-    assert estimated(own_prompts, shared=False).interval() == pytest.approx(estimate.interval())
+    assert estimated(own_prompts, shared=False).spread.bounds(0.05) == pytest.approx(estimate.spread.bounds(0.05))
 
 
 @pytest.mark.parametrize("num_seeds", [2, 8])
 def test_shared_prompts_add_what_seeds_do_not_have_already(num_seeds):
     """Half-widths combine in squares, and the noise of seed and prompt together, in both spreads, counts once."""
     samples = samples_of(num_seeds)
-    low, high = estimated(samples).interval(0.1)
+    low, high = estimated(samples).spread.bounds(0.1)
     of_seeds = np.var([sample.value for sample in samples], ddof=1) / num_seeds
     crossed = np.array([sample.replicates for sample in samples]) * np.sqrt(NUM_PROMPTS / (NUM_PROMPTS - 1))
     of_mean, of_one = crossed.mean(axis=0).var(ddof=1), crossed.var(axis=1, ddof=1).mean()
@@ -128,7 +128,7 @@ def test_the_parts_of_a_crossed_variance_are_those_it_was_made_of():
 def test_one_seed_has_the_interval_over_prompts_and_says_what_is_missing():
     (sample,) = samples_of(1)
     estimate = estimated([sample])
-    assert estimate.interval() == percentile_interval(sample.replicates, NUM_PROMPTS)
+    assert estimate.spread.bounds(0.05) == percentile_interval(sample.replicates, NUM_PROMPTS)
     assert "spread over seeds is not in it" in estimate.method
 
 
@@ -148,7 +148,7 @@ NO_INTERVALS = {
 def test_where_the_spread_is_unknown_there_is_no_interval_but_a_reason(samples, num_prompts, reason):
     estimate = estimated(samples, num_prompts=num_prompts)
     assert estimate.value == pytest.approx(np.mean([sample.value for sample in samples]))
-    assert estimate.interval() is estimate.ci_low is estimate.ci_high is None
+    assert estimate.spread is estimate.ci_low is estimate.ci_high is None
     assert estimate.p_value() is estimate.smallest_detectable(0.05) is None
     assert reason in estimate.reason
 
@@ -157,7 +157,7 @@ def test_a_few_infinite_resamples_leave_an_interval_whose_tails_are_not_guessed(
     replicates = np.append(np.linspace(0.4, 0.6, 1999), np.inf)
     estimate = estimated([SeedSample(0.5, replicates)])
     assert estimate.ci_high < 0.6
-    assert estimate.interval(1e-9) is None
+    assert estimate.spread.bounds(1e-9) is None
     assert 1e-4 < estimate.p_value(0.0) < 0.01
     assert estimate.smallest_detectable(0.05) is None
 
@@ -265,7 +265,7 @@ def test_experiments_of_few_seeds_have_intervals_at_every_alpha_that_shrink_as_i
         assert estimate.reason
         return
     alphas = [1e-90, 1e-9, 0.001, 0.05, 0.3, 0.5, 0.9, 0.99, *(1 - 10.0 ** -np.arange(4, 17)), 1.0]
-    widths = [float(np.diff(estimate.interval(alpha))[0]) for alpha in alphas]
+    widths = [float(np.diff(estimate.spread.bounds(alpha))[0]) for alpha in alphas]
     rounding = 1e-7 * widths[3] + 1e-12 * abs(estimate.value)  # quantiles of t near its centre are known to 1e-8
     assert all(wider >= narrower - rounding for wider, narrower in itertools.pairwise(widths))
     assert widths[-1] == pytest.approx(0, abs=rounding)

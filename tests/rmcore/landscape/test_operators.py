@@ -1,5 +1,6 @@
 """Products with the loss Hessian: equal to the dense truth, indifferent to the cut, and leaving no trace."""
 
+import itertools
 import math
 from types import SimpleNamespace
 
@@ -138,13 +139,36 @@ def test_an_operation_without_second_derivative_is_named_as_the_cause(tiny, rows
         operator.product(random_vector(operator.num_parameters))
 
 
+class Loader:
+    """Gives `draw()` at each pass."""
+
+    def __init__(self, draw) -> None:
+        self.draw = draw
+
+    def __iter__(self):
+        return iter(self.draw())
+
+
+@pytest.mark.parametrize("change", ["other", "swapped", "none"])
+def test_data_that_change_between_passes_are_refused(tiny, rows, world, change):
+    """A head at zero gives each pair the margin 0, but not the same gradient."""
+    nn.init.zeros_(tiny.score.weight)
+    swapped = {name: tensor.roll(9, 0) for name, tensor in rows.items()}
+    passes = iter([[rows], {"other": [world.draw_rows(9, seed=1)], "swapped": [swapped], "none": []}[change]])
+    with pytest.raises(CurvatureError, match="two passes over the loader"):
+        LossHessian.from_loader(tiny, Loader(lambda: next(passes)))
+
+
 def test_a_model_that_stays_random_in_evaluation_mode_is_refused(tiny, rows):
     with pytest.raises(CurvatureError, match="randomness is off"):
         LossHessian.from_loader(Changed(tiny, lambda rewards: functional.dropout(rewards, 0.5)), [rows])
 
 
-def test_an_iterator_that_can_be_read_once_is_read_once(world, rows):
+def test_reordered_data_and_one_pass_iterators_are_fine(world, rows):
     model, batches = world.TinyReward(), world.cut_rows(rows, [3, 1, 2, 3])
+    order = itertools.cycle([batches, batches[::-1]])
+    shuffled = LossHessian.from_loader(model, Loader(lambda: next(order)))
     once = LossHessian.from_loader(model, iter(batches))
     vector = random_vector(once.num_parameters, dtype=torch.float32)
     assert torch.equal(once.product(vector), LossHessian(model, batches).product(vector))
+    assert torch.allclose(shuffled.product(vector), once.product(vector), atol=1e-6)

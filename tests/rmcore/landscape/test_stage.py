@@ -21,8 +21,7 @@ from rmcore.data.rendering import Renderer, Rendering
 from rmcore.data.table import write_pairs
 from rmcore.landscape.measure import draw_sample, random_order
 from rmcore.landscape.operators import LossHessian
-from rmcore.landscape.settings import LandscapeConfig
-from rmcore.landscape.stage import PRODUCT_PASSES
+from rmcore.landscape.settings import PRODUCT_PASSES, LandscapeConfig
 from rmcore.models.batching import pad_pairs
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages.stages import STAGES
@@ -72,6 +71,7 @@ def test_a_measurement_costs_the_training_passes_of_its_products():
     assert STAGES["landscape"].training_passes(once) == PRODUCT_PASSES * (6 + 4 + 1) * 8
     twice = once.model_copy(update={"normalized": True})
     assert STAGES["landscape"].training_passes(twice) == PRODUCT_PASSES * (2 * (6 + 4) + 1) * 8
+    assert STAGES["landscape"].passes.__module__ not in STAGES["landscape"].code()["code"]  # an estimate is in no key
 
 
 def test_a_preset_of_a_large_model_measures_the_curvature_of_its_head_unless_told_otherwise(tmp_path):

@@ -101,6 +101,13 @@ def test_a_damaged_record_is_shown_as_unreadable_with_the_reason_and_hides_no_ot
     assert index_page(reports).count("cannot be read") == 1
 
 
+def test_a_record_that_names_a_path_that_is_not_utf8_is_listed(reports):
+    lay(reports, "named", b'{"headline": "fine", "config": {"data": {"source": "caf\\udce9.csv"}}}')
+    [run] = read_runs(reports)
+    assert (run.problem, run.headline) == (None, "fine")
+    assert "cannot be read" not in index_page(reports)
+
+
 def test_the_newest_comes_first_and_nothing_is_no_error(reports):
     assert read_runs(reports) == []
     for name, day in (("b", "02"), ("a", "03"), ("c", "01")):
