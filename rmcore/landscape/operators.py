@@ -233,7 +233,9 @@ class LossHessian:
             CurvatureError: the loss is not finite, or a second pass gives other pairs or another loss.
         """
         operator = cls(model, loader, parameters=parameters)
-        again = operator.micro_batches if isinstance(loader, Iterator) else map(_checked_rows, loader)
+        again: Iterable[Rows] = operator.micro_batches
+        if not isinstance(loader, Iterator):
+            again = map(_checked_rows, loader)
         if _pair_tokens(again) != _pair_tokens(operator.micro_batches):
             raise CurvatureError(
                 f"two passes over the loader gave different pairs, {operator.num_pairs} at the first: which sample the "
@@ -329,7 +331,7 @@ class LossHessian:
 
 def _pair_tokens(micro_batches: Iterable[Rows]) -> list[tuple[list[int], list[int]]]:
     """The real tokens of both sides of each pair, sorted, as a loader may shuffle its pairs."""
-    pairs = []
+    pairs: list[tuple[list[int], list[int]]] = []
     for ids, mask in micro_batches:
         sides = [row[real.bool()].tolist() for row, real in zip(ids, mask, strict=True)]
         pairs += zip(sides[: len(sides) // 2], sides[len(sides) // 2 :], strict=True)
