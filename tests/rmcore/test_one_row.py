@@ -42,6 +42,7 @@ ELSEWHERE = {
     "BradleyTerryRM.score_pairs": "reads the fields of each pair, and a character has none, so a text is an error",
     "judge_in_turns": "works inside of a watch, whose pairs it cuts into turns",
     "try_fitting_ids": "is what both of its callers here do",
+    **dict.fromkeys(("Members.rewards", "Members.readable", "calibration_of"), "get what an ensemble has cut"),
 }
 PROTOCOLS = {"Judge", "PairJudge", "Scorer"}
 
