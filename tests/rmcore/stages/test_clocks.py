@@ -28,6 +28,7 @@ DECIDES = {
     "rmcore.policy.sampling.served_policy": "which folder weights are handed over in",
     "rmcore.serving.client": "how long it waits for a server that starts",
     "rmcore.serving.metrics": "nothing: seconds of a request",
+    "rmcore.serving.served": "when the folder of an update that nobody sent is removed",
     "rmcore.training.interruption": "whether a second signal is the first one again",
     "rmcore.training.saving": "when a state to resume from is saved",
     "rmcore.training.step": "nothing: seconds in the log",
