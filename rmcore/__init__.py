@@ -12,6 +12,7 @@
 The names below are imported when they are used, so `import rmcore` loads neither torch nor transformers.
 """
 
+from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,22 @@ if TYPE_CHECKING:
     from rmcore.readiness.original_score import RLReadinessScorer
     from rmcore.tutorial import create_dataloader, train_reward_model
 
+    __all__ = [
+        "ActiveLearner",
+        "BradleyTerryRM",
+        "PreferencePair",
+        "RLReadinessScorer",
+        "RewardModelEnsemble",
+        "create_dataloader",
+        "evaluate",
+        "load_pairs",
+        "score",
+        "split_by_prompt",
+        "train",
+        "train_reward_model",
+        "verdict",
+    ]
+
 _PLACES = {
     **dict.fromkeys(("load_pairs", "train", "evaluate", "score", "verdict"), "rmcore.frontdoor"),
     "PreferencePair": "rmcore.data.pair",
@@ -36,34 +53,26 @@ _PLACES = {
     "create_dataloader": "rmcore.tutorial",
     "train_reward_model": "rmcore.tutorial",
 }
-"""Modules of the public names."""
-__all__ = [
-    "ActiveLearner",
-    "BradleyTerryRM",
-    "PreferencePair",
-    "RLReadinessScorer",
-    "RewardModelEnsemble",
-    "create_dataloader",
-    "evaluate",
-    "load_pairs",
-    "score",
-    "split_by_prompt",
-    "train",
-    "train_reward_model",
-    "verdict",
-]
+"""Modules of the public names, but for those of capabilities."""
 
 
-for _folder, _one in import_module("rmcore.core.capabilities").capabilities().items():
-    _PLACES |= {name: f"rmcore.{_folder}.{file}" for name, file in _one.public.items()}
-    __all__.extend(_one.public)
+@cache
+def _places() -> dict[str, str]:
+    """Modules of all public names. Capabilities are asked when a name needs it: each process imports this package."""
+    from rmcore.core.capabilities import capabilities
+
+    folders = capabilities().items()
+    return _PLACES | {name: f"rmcore.{folder}.{file}" for folder, one in folders for name, file in one.public.items()}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'rmcore' has no attribute {name!r}; public names: {', '.join(__all__)}")
-    return getattr(import_module(_PLACES[name]), name)
+    if name == "__all__":
+        return sorted(_places())
+    place = _PLACES.get(name) or _places().get(name)
+    if place is None:
+        raise AttributeError(f"module 'rmcore' has no attribute {name!r}; public names: {', '.join(sorted(_places()))}")
+    return getattr(import_module(place), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*globals(), *_places()})
