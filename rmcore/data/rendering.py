@@ -111,20 +111,6 @@ class TokenizedSide:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedSide:
-    """One side, and which characters of its completion each of its tokens stands for."""
-
-    side: TokenizedSide
-    places: list[tuple[int, int] | None]
-    """The characters of each token, from the first to before the second; None for the prompt and special tokens."""
-
-    @property
-    def end(self) -> int:
-        """Characters of the completion up to here are in the tokens; 0 where none is."""
-        return max((place[1] for place in self.places if place is not None), default=0)
-
-
-@dataclass(frozen=True, slots=True)
 class TokenizedPair:
     """Token ids of both sides of one pair."""
 
@@ -262,44 +248,6 @@ class Renderer:
                 out a part of the dialogue, or the special tokens leave no room within the limit.
         """
         return _or_raise(self.try_sides(sides))
-
-    def place_side(self, prompt: Prompt, completion: str) -> PlacedSide:
-        """Tokenize a side as `tokenize_sides` does, and find the characters of the completion behind each token.
-
-        Raises:
-            DataError: the side cannot be read, or the tokenizer is a slow one, which says not what its tokens are of.
-        """
-        given, (prompt, completion) = completion, exchange(prompt, completion)
-        if isinstance(completion, Answer):
-            raise DataError(
-                f"the answer {completion[:60]!r} is more than a text, and which of its characters a template's tokens "
-                "stand for is not known; take pairs whose answers are texts."
-            )
-        if not self.tokenizer.is_fast:
-            raise DataError(
-                "this tokenizer is a slow one, which does not say which characters its tokens stand for; use its fast "
-                "version."
-            )
-        side = self._render(prompt, completion)
-        if isinstance(side, DataError):
-            raise side
-        ((_, ids, spans),) = self._encode([side])
-        finished, offsets = self._finish(side, ids, spans), spans()
-        first, closing = self._framed(ids)
-        kept = [*range(first, len(ids)), *[-1] * len(closing)]
-        if finished.num_cut:  # the same cut of the tokens' numbers says which of them are left
-            bos = first if ids[first : first + 1] == [self.tokenizer.bos_token_id] else None
-            numbers, added = kept[: len(ids) - first], kept[len(ids) - first :]
-            kept = cut(side, numbers, offsets[first:], bos=bos, closing=added, limit=self.rendering.max_seq_len)
-        whole = side.end - side.start == len(completion)
-        moved = side.start - (0 if whole else len(completion) - len(completion.lstrip()))
-        moved -= given.find(completion)  # as a transcript's, a completion lost the white space around it
-        places: list[tuple[int, int] | None] = []
-        for number in kept:
-            start, end = offsets[number] if number >= 0 else (0, 0)
-            start, end = max(start, side.start), min(end, side.end)
-            places.append((start - moved, end - moved) if start < end else None)
-        return PlacedSide(finished, places)
 
     def tokenize_texts(self, texts: Sequence[str]) -> list[TokenizedSide]:
         """Tokenize texts that are rendered already, such as `render` gives; too long ones are cut from the right.

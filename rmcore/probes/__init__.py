@@ -3,6 +3,5 @@
 from rmcore.core.capabilities import Capability
 
 CAPABILITY = Capability(
-    {"probe": "Edit answers in ways that must not pay, or must cost, and see what the rewards do."},
-    explains=("probe", "--explain"),
+    {"probe": "Edit answers in ways that must not pay, or must cost, and see what the rewards do."}, explains="probe"
 )

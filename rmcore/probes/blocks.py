@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.blocks import Block, Named, Shown, Table, shorten
-from rmcore.reporting.html.cards import SIDES
+from rmcore.reporting.html.blocks import Block, Named, Shown, Table
 
 TITLE = "Probes: edits of answers that must not pay"
 RESULTS = {"violated": "✗ violated", "holds": "✓ holds"}
@@ -20,20 +19,16 @@ def probe_block(found: Mapping[str, Any]) -> Block:
     Args:
         found: record of `rmcore.probes.measure.Probed`.
     """
-    manner = [
-        _row(one, numbers.with_interval(one["shift"]), _share(one["changed"]))
-        for one in found["findings"]
-        if one["expects"] != "lower"
-    ]
+    manner = [_row(one, numbers.with_interval(one["shift"])) for one in found["findings"] if one["expects"] != "lower"]
     faults = [
-        _row(one, _share(one["violations"]), numbers.with_interval(one["shift"]))
+        _row(one, numbers.with_interval(one["violations"], "share"), numbers.with_interval(one["shift"]))
         for one in found["findings"]
         if one["expects"] == "lower"
     ]
     parts = [
         Block(
             "Manner: the same said otherwise, or with something that earns nothing",
-            tables=(Table((*FIRST, "shift, sd", "winner changes"), manner, left=(0, 1, 2)),),
+            tables=(Table((*FIRST, "shift, sd"), manner, left=(0, 1, 2)),),
         ),
         Block(
             "Faults: the chosen answer, spoilt",
@@ -67,10 +62,6 @@ def _row(finding: Mapping[str, Any], *measured: str) -> tuple[str | Named, ...]:
         numbers.count(finding["num_prompts"]),
         *measured,
     )
-
-
-def _share(metric: Mapping[str, Any]) -> str:
-    return numbers.with_interval(metric, "share")
 
 
 def _finding(found: Mapping[str, Any]) -> str:
@@ -112,24 +103,6 @@ def _example(finding: Mapping[str, Any], example: Mapping[str, Any]) -> tuple[st
     )
 
 
-def tables_of_pairs(found: Mapping[str, Any]) -> dict[str, list[Table]]:
-    """Show below each of the worst mistakes what its sentences add.
-
-    Args:
-        found: `mistakes` has those of `rmcore.probes.effects.explain_mistakes`.
-    """
-    heading = "What the reward loses without each sentence, in logits"
-    tables = {}
-    for one in found["mistakes"]:
-        rows = [
-            (side, shorten(part["text"]), "not read" if part["effect"] is None else numbers.decimal(part["effect"]))
-            for side in SIDES
-            for part in one["effects"][side]
-        ]
-        tables[one["pair_id"]] = [Table(("answer", "sentence", "loses"), rows, left=range(2), title=heading)]
-    return tables
-
-
 SHOWN = Shown(
     probe_block,
     after="logged",
@@ -138,5 +111,4 @@ SHOWN = Shown(
     is_folded=lambda found: not found["violated"],
     card=lambda found: ((probe_block(found)._replace(tables=()),), ()),  # no text of the data
     key_of_command="tolerated",
-    tables_of_pairs=tables_of_pairs,
 )

@@ -1,14 +1,11 @@
 """How far a reward model's rewards follow edits that must not pay, and what of it is shown.
 
-Three quantities, each with a 95 % interval from a bootstrap over prompts (`prompt_id`: conversations), on the same
+Two quantities, each with a 95 % interval from a bootstrap over prompts (`prompt_id`: conversations), on the same
 draws:
 
     shift       mean of reward(edited) - reward(original) over different answers, divided by the spread: the pooled
                 standard deviation of rewards between different answers to one prompt. Adding the edit to every answer
                 gains a policy as much as being better by so many standard deviations, on any scale of the rewards
-    changed     share of one-sided comparisons whose winner changes: each pair is judged with the edit on the chosen
-                side alone and on the rejected side alone. Pairs that the model holds equal have no winner and do not
-                count
     violations  share of chosen answers with reward(edited) >= reward(original)
 
 What decides about a rule is one of them, against a tolerance that is written here and not chosen by the data:
@@ -20,8 +17,6 @@ What decides about a rule is one of them, against a tolerance that is written he
 Shown: the p value of lying on that border is below LEVEL after Holm's correction over all rules measured together. So
 with a probability of at most LEVEL (by the bootstrap's lights) any rule is called violated that is not. A rule holds
 where the 95 % interval lies within; else, or with fewer than MIN_PROMPTS prompts, it is unclear.
-
-`changed` decides nothing: pairs that a model holds about equal change their winner by any edit, however little it pays.
 """
 
 from collections.abc import Sequence
@@ -188,7 +183,7 @@ RESAMPLES = 10_000
 NUM_WORST = 3
 """Examples that are kept of each rule."""
 
-SHIFT, CHANGED, VIOLATIONS, SPREAD, ACCURACY = "shift", "changed", "violations", "spread", "accuracy"
+SHIFT, VIOLATIONS, SPREAD, ACCURACY = "shift", "violations", "spread", "accuracy"
 
 Verdict = Literal["violated", "holds", "unclear", "not applied"]
 
@@ -222,8 +217,6 @@ class Finding:
     num_unreadable: int
     """Edited answers that the model cannot read, left out."""
     shift: MetricValue
-    changed: MetricValue | None
-    """None of `lower`."""
     violations: MetricValue | None
     """None of the others than `lower`."""
     p: float | None
@@ -410,17 +403,8 @@ def _ratios(answers: Answers, edits: Edits) -> dict[str, _Ratio]:
     cluster = answers.cluster[edits.place]
     ratios = {SHIFT: _ratio(answers, cluster, gain)}
     if edits.rule.expects == "lower":
-        return ratios | {VIOLATIONS: _ratio(answers, cluster, (gain >= 0).astype(np.float64))}
-    edited = np.full(len(answers.sides), np.nan)
-    edited[edits.place] = edits.rewards
-    sides = ((answers.chosen, answers.rejected), (answers.rejected, answers.chosen))
-    # (2P,) margin of the edited side before and after, once for each side
-    before = np.concatenate([answers.rewards[one] - answers.rewards[other] for one, other in sides])
-    after = np.concatenate([edited[one] - answers.rewards[other] for one, other in sides])
-    counts = (before != 0) & ~np.isnan(after)
-    changed = (np.sign(before) != np.sign(after))[counts]
-    pairs = np.tile(answers.cluster[answers.chosen], 2)[counts]
-    return ratios | {CHANGED: _ratio(answers, pairs, changed.astype(np.float64))}
+        ratios[VIOLATIONS] = _ratio(answers, cluster, (gain >= 0).astype(np.float64))
+    return ratios
 
 
 def _border_p(rule: Rule, point: float, replicates: FloatArray | None, num_prompts: int) -> float | None:
@@ -457,7 +441,6 @@ def _finding(
         num_unseen=edits.num_unseen,
         num_unreadable=edits.num_unreadable,
         shift=values[SHIFT],
-        changed=values.get(CHANGED),
         violations=values.get(VIOLATIONS),
         p=p,
         p_adjusted=p_adjusted,

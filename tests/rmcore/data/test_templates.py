@@ -203,15 +203,12 @@ def test_a_cut_call_is_said_and_keeps_its_closing():
     assert cut.chosen.ids[-2:] == whole.chosen.ids[-2:]
 
 
-def test_answers_that_are_calls_are_neither_edited_nor_taken_apart(rm, capsys):
-    rm.renderer.tokenizer.chat_template = chat_templates.QWEN3
+def test_answers_that_are_calls_are_not_edited(capsys):
     calls, text = (pair_of(DIALOGUES[name]) for name in ("calls as the answers", "plain"))
     assert with_text_answers([calls, text], "edited") == [text]
     assert "answers of 1 of 2 pairs" in capsys.readouterr().err
     with pytest.raises(DataError, match="all 1 pairs"):
         with_text_answers([calls], "edited")
-    with pytest.raises(DataError, match="more than a text"):
-        rm.renderer.place_side(calls.prompt, calls.chosen)
 
 
 def test_a_dialogue_of_many_calls_is_rendered_a_few_times():

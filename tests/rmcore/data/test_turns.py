@@ -67,13 +67,6 @@ def test_one_dialogue_is_one_prompt_and_one_reward_in_pairs_rows_and_calls(tmp_p
         )
 
 
-def test_the_places_of_a_transcripts_answer_are_those_of_the_text_that_was_given(rm):
-    given = "  An apple "
-    placed = rm.renderer.place_side(TRANSCRIPT, given)
-    told = [given[start:end] for start, end in filter(None, placed.places)]
-    assert "".join(told) == "An apple"
-
-
 ROW = {"prompt": "p", "chosen": "a", "rejected": "b"}
 SAID = {"role": "system", "content": "Be brief."}
 MEDIA = {

@@ -39,22 +39,11 @@ def test_every_quantity_is_its_formula():
     [one] = found.findings
     assert one.shift.value == pytest.approx(gain.mean() / spread)
     assert one.violations is None
-    edited = dict(zip(place, answers.rewards[place] + gain, strict=True))
-    changes = []
-    for chosen, rejected in zip(answers.chosen, answers.rejected, strict=True):
-        wins = answers.rewards[chosen] > answers.rewards[rejected]
-        if chosen in edited:
-            changes.append((edited[chosen] > answers.rewards[rejected]) != wins)
-        if rejected in edited:
-            changes.append((answers.rewards[chosen] > edited[rejected]) != wins)
-    assert one.changed.value == pytest.approx(np.mean(changes))
-    assert one.changed.num == len(changes)
     assert one.num_answers == 30
     assert one.num_prompts == len(set(answers.cluster[place]))
     chosen = np.unique(answers.chosen)
     [fault] = judge(answers, [edits_of(answers, "lower", np.where(chosen % 3, -1.0, 0.0), chosen)]).findings
     assert fault.violations.value == pytest.approx(np.mean(chosen % 3 == 0))  # no lower is not lower
-    assert fault.changed is None
 
 
 def test_no_verdict_depends_on_the_scale_or_the_offsets_of_rewards():
