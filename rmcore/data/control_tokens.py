@@ -157,9 +157,7 @@ def _control_strings(tokenizer: "PreTrainedTokenizerBase") -> tuple[str, ...]:
         turns = [{"role": role, "content": "0"} for role in ("user", "assistant", "user")]
         try:
             written = render_chat(tokenizer, turns)
-        except ModelError:
-            raise
-        except (TemplateError, TypeError, ValueError, LookupError):  # wants a system turn, or will fail on data, too
+        except TemplateError:  # wants a system turn, or will fail on data, too
             written = ""
         control |= {string for string in others if string in written}
     return tuple(sorted(control - {""}, key=lambda string: (-len(string), string)))

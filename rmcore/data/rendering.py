@@ -20,8 +20,7 @@ tokenizer only: in prompts and completions their strings are text (`rmcore.data.
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from rmcore.core.errors import DataError, ModelError
 from rmcore.core.progress import Report, silent
-from rmcore.data.chat_template import chat_text, chat_texts
+from rmcore.data.chat_template import chat_text
 from rmcore.data.control_tokens import ControlTokens, texts_of
 from rmcore.data.pair import (
     TOOLS,
@@ -195,7 +194,6 @@ class Renderer:
             "plain": "the plain format",
             "custom": f"render_fn {rendering.render_fn}",
         }[rendering.format]
-        self._ahead: Mapping[Turns, str | DataError] = {}
         self._shown = Shown(self._written, self._by, ask_turns=rendering.format != "custom")
 
     def tokenize_pairs(self, pairs: Sequence[PreferencePair]) -> list[TokenizedPair]:
@@ -274,22 +272,9 @@ class Renderer:
         result: list[TokenizedSide | DataError] = []
         for start in range(0, len(sides), TOKENIZER_BATCH):
             batch = sides[start : start + TOKENIZER_BATCH]
-            self._render_ahead(batch)
             result += self._tokenize([self._render(*side) for side in batch])
             report(len(result), len(sides), "sides tokenized")
-        self._ahead = {}
         return result
-
-    def _render_ahead(self, sides: Sequence[tuple[Prompt, str]]) -> None:
-        """Render what `_render` will ask for first, all sides in one request of the process that renders."""
-        if self.rendering.format != "chat" or len(sides) < 2:
-            return
-        dialogues: dict[Turns, None] = {}
-        for side in sides:
-            with suppress(DataError):  # which `_render` says of that side
-                prompt, completion = exchange(*side)
-                dialogues[*prompt_messages(prompt), answer_turn(completion)] = None
-        self._ahead = dict(zip(dialogues, chat_texts(self.tokenizer, dialogues), strict=True))
 
     def _render(self, prompt: Prompt, completion: str) -> RenderedSide | DataError:
         try:
@@ -337,10 +322,7 @@ class Renderer:
         if self.rendering.format == "plain":
             known = tuple(turn._replace(fields="") for turn in turns[:-1] if turn.role != TOOLS)
             return f"Prompt: {prompt_text(known)}\n\nResponse: {answer.content}"
-        text = self._ahead.get(turns) or chat_text(self.tokenizer, prompt, answer)
-        if isinstance(text, DataError):
-            raise text
-        return text
+        return chat_text(self.tokenizer, prompt, answer)
 
     def _tokenize(self, sides: Sequence[RenderedSide | DataError]) -> list[TokenizedSide | DataError]:
         # One completion is often in several pairs of its prompt.

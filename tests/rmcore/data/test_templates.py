@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, answer_turn, as_json, with_text_answers
 from rmcore.data.readers.layouts import recognise
-from rmcore.data.rendering import Renderer, Rendering
+from rmcore.data.rendering import DroppedPair, Renderer, Rendering
 from rmcore.data.shown import Shown
 from rmcore.models.packing.layout import shared_prefix
 from rmcore.models.tiny import tiny_tokenizer
@@ -161,6 +161,21 @@ def test_words_next_to_a_call_and_arguments_that_a_template_leaves_out_are_misse
     reader(chat_templates.QWEN3).tokenize_pairs([pair_of(row)])
     with pytest.raises(DataError, match=r"does not show turn 2 of 2 \(assistant\)"):
         reader(chat_templates.LLAMA31).tokenize_pairs([pair_of(row)])
+
+
+FAULTS = ("{{ messages.missing.deeper }}", "{{ 1 // 0 }}", "{{ raise_exception('no') }}", "{% for m in messages %}",
+          "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "{{ ''.__class__.__mro__ }}")  # fmt: skip
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_template_that_fails_in_any_way_refuses_its_own_dialogues_alone(fault):
+    asks, rest = "{% if messages[0].content == 'q' %}", "{% for m in messages %}{{ m.content }}{% endfor %}"
+    template = f"{asks}{fault}{{% endif %}}{rest}" if not fault.endswith("messages %}") else fault
+    one, other = PreferencePair("q", "a", "b"), PreferencePair("p", "a", "b")
+    found = reader(template).try_pairs([one, other])
+    assert isinstance(found[0], DroppedPair)
+    assert "the chat template refuses a dialogue with the roles ['user']" in found[0].reason
+    assert isinstance(found[1], DroppedPair) == (template == fault)
 
 
 def dialogue(*contents):
