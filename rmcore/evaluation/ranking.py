@@ -14,7 +14,7 @@ from scipy.special import logit
 
 from rmcore.core.arrays import BoolArray, FloatArray, IntArray
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.evaluation.uncertainty import MetricValue, Resampled
+from rmcore.evaluation.uncertainty import MetricValue, Resampled, cluster_bootstrap
 
 PERCENTILES = (5, 25, 50, 75, 95)
 SIDE_THRESHOLDS = (0.3, 0.5, 0.7)
@@ -114,6 +114,26 @@ def mean_value(mean: PairMean, prompt: IntArray, resampled: Resampled) -> Metric
     num_pairs = sum(int(mask.sum()) for mask in masks)
     kind = {"is_share": mean.is_share, "is_difference": mean.is_difference}
     return resampled.value(mean.name, num_prompts=len(sizes), num_pairs=num_pairs, sizes=sizes, **kind)
+
+
+def means_over_prompts(
+    means: Sequence[PairMean], prompt: IntArray, *, num_prompts: int, num_resamples: int, seed: int
+) -> dict[str, MetricValue]:
+    """Means of (N,) rows of `num_prompts` prompts by name, of those that any row counts for, with their intervals."""
+    used = [mean for mean in means if mean.mask.any()]
+
+    def compute(weights: FloatArray) -> dict[str, FloatArray]:
+        return {mean.name: mean_statistic(mean, prompt, weights) for mean in used}
+
+    resampled = cluster_bootstrap(
+        compute, num_prompts, num_resamples=num_resamples, seed=seed, row_size=max(1, len(prompt))
+    )
+    return {
+        mean.name: resampled.value(
+            mean.name, num_prompts=len(np.unique(prompt[mean.mask])), num_pairs=int(mean.mask.sum())
+        )
+        for mean in used
+    }
 
 
 def prompt_sizes(prompt: IntArray) -> FloatArray:

@@ -7,10 +7,9 @@ there are answers.
 """
 
 import json
-import math
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,15 +35,7 @@ from rmcore.data.tokenized_observations import (
 )
 from rmcore.ensembles.score import score_pairs_table, with_texts
 from rmcore.evaluation.calibration import reliability_bins
-from rmcore.evaluation.judgements import (
-    Choices,
-    GradesOf,
-    discounted_gain,
-    mean_over_prompts,
-    measure_choices,
-    measure_grades,
-    top_is_best,
-)
+from rmcore.evaluation.ranking import PairMean, correctness, means_over_prompts
 from rmcore.evaluation.report_card import evaluate_pairs, most_confident_mistakes
 from rmcore.evaluation.uncertainty import MetricValue, effective_prompts
 from rmcore.models.attributes import load_attributes
@@ -68,13 +59,7 @@ from rmcore.reporting.figures.style import save
 from rmcore.stages.measurement import load_trained
 from rmcore.stages.prepared import CEILING_FILE, observations_of, prompts_of_training
 from rmcore.stages.stages import EvaluateStage
-from rmcore.training.likelihood import (
-    Likelihood,
-    grade_log_likelihood,
-    marginal_log_likelihood,
-    ranking_log_likelihood,
-    thresholds,
-)
+from rmcore.training.likelihood import Likelihood, marginal_log_likelihood, ranking_log_likelihood
 from rmcore.training.material import read_likelihood
 
 TRAIN_METRICS = ("pairwise_accuracy", "loss", "mean_margin")
@@ -267,11 +252,12 @@ class MeasuredJudgements:
     """Measurements of held-out judgements.
 
     Attributes:
-        metrics: by name; those of an attribute are `NAME[ATTRIBUTE]`.
+        metrics: `nats[NAME]`, minus the log-likelihood, and `nats_gained[NAME]`, how much less that is than of one to
+            whom all answers are alike, who knows how often answers tie and each grade is given. NAME is a kind of
+            choice or an attribute; real grades are in units of their standard deviation in training.
         kinds: how many there are of each kind.
         num_left_out: observations that the model or its likelihood cannot read.
         num_off_scale: grades that training does not have, which are left out alone.
-        correlations: between the attributes' outputs over all answers, attribute -> attribute -> Pearson's r.
         parts: attribute -> its `weight` in the reward, pairwise accuracy on the test pairs by it `alone`, and how much
             the reward's accuracy changes where it is left out (`left_out`, of that reward minus of the whole).
     """
@@ -280,7 +266,6 @@ class MeasuredJudgements:
     kinds: dict[str, int]
     num_left_out: int
     num_off_scale: int
-    correlations: dict[str, dict[str, float]]
     parts: dict[str, dict[str, Any]]
 
 
@@ -334,18 +319,13 @@ def measure_observations(
     if not num_kept:
         return None
     common: dict[str, int] = {"num_prompts": len(prompts), "num_resamples": config.num_resamples, "seed": seed}
-    metrics = measure_choices(rows.choices(), **common) if rows.kinds else {}
-    for scale in design.scales:
-        grades = rows.grades(scale)
-        if len(grades.nats):
-            found = measure_grades(grades, **common)
-            metrics |= {f"{name}[{scale.attribute}]": value for name, value in found.items()}
+    metrics = rows.measured(**common)
     counts = {kind: rows.kinds.count(kind) for kind in sorted(set(rows.kinds))}
     if rows.num_graded:
         counts[str(Kind.GRADES)] = rows.num_graded
     parts = _parts(rm, pairs, weights, config, seed) if weights and pairs else {}
     num_left_out = len(observations) - num_kept
-    return MeasuredJudgements(metrics, counts, num_left_out, num_off_scale, rows.correlations(), parts)
+    return MeasuredJudgements(metrics, counts, num_left_out, num_off_scale, parts)
 
 
 def _parts(
@@ -361,17 +341,17 @@ def _parts(
     found = {}
     for number, (name, weight) in enumerate(weights.items(), 1):
         without = margins[:, 0] - weight * margins[:, number]
-        changes = {"alone": _wins(margins[:, number]), "left_out": _wins(without) - _wins(margins[:, 0])}
-        measured = mean_over_prompts(
-            changes, prompts, num_prompts=len(numbers), num_resamples=config.num_resamples, seed=seed
+        changes = {
+            "alone": correctness(margins[:, number]),
+            "left_out": correctness(without) - correctness(margins[:, 0]),
+        }
+        every = np.ones(len(prompts), dtype=bool)
+        means = [PairMean(what, values, every, False, "") for what, values in changes.items()]
+        measured = means_over_prompts(
+            means, prompts, num_prompts=len(numbers), num_resamples=config.num_resamples, seed=seed
         )
         found[name] = {"weight": weight} | {what: value.to_dict() for what, value in measured.items()}
     return found
-
-
-def _wins(margins: np.ndarray) -> np.ndarray:
-    """1 where the margin is above 0, one half where it is 0."""
-    return (margins > 0) + 0.5 * (margins == 0)
 
 
 def _is_known(one: TokenizedObservation, likelihood: Likelihood) -> bool:
@@ -387,15 +367,14 @@ def _outputs(rm: BradleyTerryRM, observations: Sequence[TokenizedObservation]) -
 
 
 class _Rows:
-    """Collects one row a judgement."""
+    """Nats of each judgement, one row each."""
 
     def __init__(self, scales: Sequence[Scale]) -> None:
         self._scales = scales
         self.kinds: list[str] = []
         self.num_graded = 0
-        self._choices: list[tuple[float, ...]] = []
-        self._grades: dict[str, list[tuple[float, ...]]] = {scale.attribute: [] for scale in scales}
-        self._outputs: list[np.ndarray] = []
+        self._rows: list[tuple[str, int, float, float]] = []
+        """Kind or attribute, number of the prompt, nats, and nats of one to whom all answers are alike."""
 
     @torch.no_grad()
     def add(
@@ -407,74 +386,30 @@ class _Rows:
     ) -> None:
         labels = label(observations)
         terms = likelihood.terms(outputs, labels)
-        if outputs.shape[1] > 1:
-            self._outputs.append(outputs[:, 1:].numpy())
         alike = torch.zeros(labels.ranks.shape, dtype=torch.float64)
         odds = torch.tensor(likelihood.design.tie_odds[1:], dtype=torch.float64).log()
         chance = -ranking_log_likelihood(alike, labels.ranks, odds, first_only=labels.first_only)
-        tie = self._tie_probabilities(observations, outputs, likelihood)
-        rewards = outputs[:, 0].split([len(one.sides) for one in observations])
-        at = 0  # among the ranked ones
-        for one, prompt, own in zip(observations, prompts, rewards, strict=True):
-            if one.ranks is None:
-                self.num_graded += 1
-                continue
-            ranks, given = one.ranks, own.tolist()
-            kind = kind_of(ranks, top_only=one.top_only)
-            gain = discounted_gain(ranks, given) if kind is Kind.RANKING else math.nan
-            self.kinds.append(str(kind))
-            lost = -float(terms.choices[at])
-            self._choices.append(
-                (prompt, lost, float(chance[at]), top_is_best(ranks, given), gain, tie[at], ranks[0] == ranks[-1])
-            )
-            at += 1
+        ranked = [
+            (str(kind_of(one.ranks, top_only=one.top_only)), prompt)
+            for one, prompt in zip(observations, prompts, strict=True)
+            if one.ranks is not None
+        ]
+        self.kinds += [kind for kind, _ in ranked]
+        self.num_graded += len(observations) - len(ranked)
+        nats = zip(ranked, (-terms.choices).tolist(), chance.tolist(), strict=True)
+        self._rows += [(*one, lost, of_chance) for one, lost, of_chance in nats]
         for number, scale in enumerate(self._scales):
             own = labels.attributes == number
-            eta = likelihood.eta(outputs, labels.graded[own], number)
-            codes = labels.codes[own].double()
-            levels = _levels(eta, likelihood, number, scale)
-            known = [prompts[at] for at in labels.prompts[own].tolist()]
-            nats = (-terms.grades[own]).tolist()
-            chance_nats = (-marginal_log_likelihood(codes, scale)).tolist()
-            rows = zip(known, nats, chance_nats, eta.tolist(), codes.tolist(), levels, strict=True)
-            self._grades[scale.attribute] += list(rows)
+            known = [(scale.attribute, prompts[at]) for at in labels.prompts[own].tolist()]
+            of_chance = -marginal_log_likelihood(labels.codes[own].double(), scale)
+            both = zip(known, (-terms.grades[own]).tolist(), of_chance.tolist(), strict=True)
+            self._rows += [(*one, lost, given) for one, lost, given in both]
 
-    def _tie_probabilities(
-        self, observations: Sequence[TokenizedObservation], outputs: torch.Tensor, likelihood: Likelihood
-    ) -> list[float]:
-        """For each ranked observation that its two answers are called equal; NaN where they are not two."""
-        two = [one.ranks is not None and len(one.ranks) == 2 for one in observations]
-        if not len(likelihood.log_tie) or not any(two):
-            return [math.nan for one in observations if one.ranks is not None]
-        asked = [replace(one, ranks=(1, 1)) if is_two else one for one, is_two in zip(observations, two, strict=True)]
-        chances = iter(likelihood.terms(outputs, label(asked)).choices.exp().tolist())
-        said = [(next(chances), is_two) for one, is_two in zip(asked, two, strict=True) if one.ranks is not None]
-        return [chance if is_two else math.nan for chance, is_two in said]
-
-    def choices(self) -> Choices:
-        prompts, nats, chance, top, gain, tie, is_tie = np.array(self._choices, dtype=np.float64).reshape(-1, 7).T
-        return Choices(prompts.astype(np.int64), self.kinds, nats, chance, top, gain, tie, is_tie.astype(bool))
-
-    def grades(self, scale: Scale) -> GradesOf:
-        rows = np.array(self._grades[scale.attribute], dtype=np.float64).reshape(-1, 6)
-        prompts, nats, chance, said, codes, predicted = rows.T
-        return GradesOf(prompts.astype(np.int64), nats, chance, said, codes, predicted, len(scale.levels))
-
-    def correlations(self) -> dict[str, dict[str, float]]:
-        if not self._outputs:
-            return {}
-        names = [scale.attribute for scale in self._scales]
-        matrix = np.corrcoef(np.concatenate(self._outputs).T)
-        return {name: dict(zip(names, row, strict=True)) for name, row in zip(names, matrix.tolist(), strict=True)}
-
-
-def _levels(eta: torch.Tensor, likelihood: Likelihood, number: int, scale: Scale) -> list[float]:
-    """The most probable level of each grade; NaN of real grades."""
-    if scale.link == "real":
-        return [math.nan] * len(eta)
-    rising, log_sigma = thresholds(likelihood.cuts[number]), likelihood.log_sigma[number, None]
-    by_level = [
-        grade_log_likelihood(eta, torch.full_like(eta, level), rising, log_sigma, scale.link)
-        for level in range(len(scale.levels))
-    ]
-    return [float(level) for level in torch.stack(by_level).argmax(0).tolist()]
+    def measured(self, *, num_prompts: int, num_resamples: int, seed: int) -> dict[str, MetricValue]:
+        """See `MeasuredJudgements.metrics`."""
+        named, prompts, nats, chance = (np.array(column) for column in zip(*self._rows, strict=True))
+        means = []
+        for name in (*sorted(set(self.kinds)), *(scale.attribute for scale in self._scales)):
+            means.append(PairMean(f"nats[{name}]", nats, named == name, False, ""))
+            means.append(PairMean(f"nats_gained[{name}]", chance - nats, named == name, False, ""))
+        return means_over_prompts(means, prompts, num_prompts=num_prompts, num_resamples=num_resamples, seed=seed)

@@ -4,35 +4,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.blocks import Block, Named, Table
+from rmcore.reporting.html.blocks import Block, Table
 
 NATS = ("nats", "nats gained")
 TITLE = "Judgements: what of them the model foresees"
 DEFINITION = (
     "Nats are minus the log-probability that the model gives to what was judged, fewer are better; gained are those "
-    "over one to whom all answers are alike, who knows how often answers tie and each grade is given. The order of "
-    "grades is told by the AUC of two levels (0.5 is guessing), by quadratic kappa of more, by the correlation r of "
-    "real ones (0 is guessing). Intervals are 95 % over prompts. No verdict follows from them."
+    "over one to whom all answers are alike, who knows how often answers tie and each grade is given. Intervals are "
+    "95 % over prompts. No verdict follows from them."
 )
-LISTS = {
-    "top_accuracy": (
-        "highest reward is judged best",
-        "share",
-        "of three answers or more that do not all tie; a guess hits as many as are best",
-    ),
-    "ndcg": ("NDCG", "", "1 where all are in the order of their ranks; a better answer counts more near the top"),
-    "tie_probability": ("probability of a tie, on average", "share", "of two answers"),
-    "tie_share": ("ties, in fact", "share", "of two answers"),
-    "tie_ece": (
-        "calibration error of ties",
-        "share",
-        "mean gap of probability and share over ten bins, debiased; 0 where none was found",
-    ),
-}
 NAMES = {"pair": "pairs", "tie": "ties", "ranking": "rankings", "grades": "prompts with graded answers"}
 """Kinds of judgements, several of them."""
-ORDERS = {"auc": "AUC", "kappa": "kappa", "correlation": "r"}
-"""Measures of whether the order of grades is told: 0.5 is guessing for the first, 0 for the others."""
 
 
 def judgements_block(record: Mapping[str, Any]) -> Block:
@@ -44,35 +26,17 @@ def judgements_block(record: Mapping[str, Any]) -> Block:
     metrics = record["metrics"]
     kinds = [name.removeprefix("nats[").removesuffix("]") for name in metrics if name.startswith("nats[")]
     attributes = [name for name in kinds if name not in record["kinds"]]
-    correlations = record["correlations"]
-    lists = [
-        (Named(name, meaning), numbers.with_interval(metrics[key], unit))
-        for key, (name, unit, meaning) in LISTS.items()
-        if key in metrics
-    ]
-    tables = [
-        Table(("kind", "judgements", *NATS), [_nats(metrics, name) for name in kinds if name in record["kinds"]]),
-        Table(("", ""), lists),
-    ]
-    grades = Table(
-        ("attribute", "grades", *NATS, "order"), [(*_nats(metrics, name), _order(metrics, name)) for name in attributes]
-    )
+    choices = Table(("kind", "judgements", *NATS), [_nats(metrics, name) for name in kinds if name in record["kinds"]])
+    grades = Table(("attribute", "grades", *NATS), [_nats(metrics, name) for name in attributes])
     adds = Table(
         ("attribute", "weight in the reward", "pairwise accuracy by it alone", "change without it"),
         [(name, *_part(record["parts"][name])) for name in attributes if name in record["parts"]],
     )
-    alike = Table(
-        ("", *correlations), [(name, *map(numbers.decimal, row.values())) for name, row in correlations.items()]
-    )
-    titled = {
-        "Grades": grades,
-        "What each attribute adds to the reward": adds,
-        "Correlation of what the model says of the attributes, over held-out answers": alike,
-    }
+    titled = {"Grades": grades, "What each attribute adds to the reward": adds}
     return Block(
         TITLE,
         text=(_held_out(record), DEFINITION),
-        tables=[table for table in tables if table.rows],
+        tables=(choices,) if choices.rows else (),
         parts=[Block(title, tables=(table,)) for title, table in titled.items() if table.rows],
     )
 
@@ -89,13 +53,6 @@ def _nats(metrics: Mapping[str, Any], name: str) -> tuple[str, ...]:
     gained = metrics[f"nats_gained[{name}]"]
     nats = numbers.with_interval(metrics[f"nats[{name}]"])
     return name, numbers.count(gained["num"]), nats, numbers.with_interval(gained)
-
-
-def _order(metrics: Mapping[str, Any], name: str) -> str:
-    measure = next((key for key in ORDERS if f"{key}[{name}]" in metrics), None)
-    if measure is None:
-        return numbers.MISSING
-    return f"{ORDERS[measure]} {numbers.with_interval(metrics[f'{measure}[{name}]'])}"
 
 
 def _part(part: Mapping[str, Any]) -> tuple[str, ...]:

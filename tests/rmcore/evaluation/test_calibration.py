@@ -244,3 +244,21 @@ def test_the_fitting_half_is_by_prompt_and_independent_of_order(make_rewards):
     assert not set(prompt_ids[half]) & set(prompt_ids[~half])
     backwards = fitting_half(prompt_ids[::-1].reset_index(drop=True))
     assert np.array_equal(backwards[::-1], half)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("factor", "num_prompts"), [(1.0, 100), (1.0, 20), (0.6, 20)])
+def test_the_error_of_events_covers_the_truth_where_it_is_0_too(factor, num_prompts):
+    """Two events a prompt, which happen together half of the time; a resampled plug-in has 0 outside in every case."""
+    rng = np.random.default_rng(7)
+    prompt, covered, of_zero, repeats = np.arange(2 * num_prompts) // 2, 0, 0, 200
+    for _ in range(repeats):
+        chance = np.repeat(rng.uniform(0.05, 0.4, num_prompts), 2)
+        luck = rng.random((num_prompts, 2))
+        luck[:, 1] = np.where(rng.random(num_prompts) < 0.5, luck[:, 0], luck[:, 1])
+        found = BinnedCalibration.of_events(factor * chance, luck.ravel() < chance, prompt, num_prompts, 10).value()
+        # Events are likelier than said in every bin, so the error is the mean gap, whatever the bins.
+        covered += found.ci_low <= (1 - factor) * chance.mean() <= found.ci_high
+        of_zero += found.ci_low == 0
+    assert covered / repeats >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / repeats)
+    assert factor < 1 or of_zero / repeats >= 0.95

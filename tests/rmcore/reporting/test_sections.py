@@ -61,9 +61,6 @@ def test_all_of_a_section_and_every_number_of_its_record_is_in_the_page_and_in_m
     assert "<gold>" not in told.replace(r"\<gold\>", "")
 
 
-SHARES = ("top_accuracy", "tie_probability", "tie_share", "tie_ece")
-
-
 def numbers_of(anchor, record):
     """What a section has to show of its record, as it is written there."""
     if anchor == "rlhf":
@@ -72,9 +69,7 @@ def numbers_of(anchor, record):
             if value is not None:
                 yield value["reason"] if value["value"] is None else f"{value['value']:.{digits}f}"
     elif anchor == "judgements":
-        for name, metric in record["metrics"].items():
-            if name not in ("nats", "nats_gained"):  # of all kinds together: a sum of what is not alike
-                yield numbers.with_interval(metric, "share" if name in SHARES else "")
+        yield from map(numbers.with_interval, record["metrics"].values())
         yield from (numbers.with_interval(part["alone"], "share") for part in record["parts"].values())
     elif anchor == "logged":
         for row in record["choices"]:
