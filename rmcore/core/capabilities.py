@@ -30,8 +30,8 @@ class Capability(NamedTuple):
     """Heading of `rm-opt --help` under which they are listed."""
     data_commands: tuple[str, ...] = ()
     """Functions of `command.py` that are commands of `rm-opt data`."""
-    explains: str = ""
-    """Command that says of pairs what else than being better earns reward from a checkpoint."""
+    explains: tuple[str, ...] = ()
+    """Command, with options, that says of pairs why a checkpoint gets them wrong."""
     metrics: tuple[MetricSpec, ...] = ()
     """Its entries in the registry of metrics."""
     public: Mapping[str, str] = {}

@@ -3,5 +3,6 @@
 from rmcore.core.capabilities import Capability
 
 CAPABILITY = Capability(
-    {"probe": "Edit answers in ways that must not pay, or must cost, and see what the rewards do."}, explains="probe"
+    {"probe": "Edit answers in ways that must not pay, or must cost, and see what the rewards do."},
+    explains=("probe", "--explain"),
 )

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.html.blocks import Block, Named, Shown, Table
+from rmcore.reporting.html.blocks import Block, Named, Shown, Table, shorten
+from rmcore.reporting.html.cards import SIDES
 
 TITLE = "Probes: edits of answers that must not pay"
 RESULTS = {"violated": "✗ violated", "holds": "✓ holds"}
@@ -103,6 +104,24 @@ def _example(finding: Mapping[str, Any], example: Mapping[str, Any]) -> tuple[st
     )
 
 
+def tables_of_pairs(found: Mapping[str, Any]) -> dict[str, list[Table]]:
+    """Show below each of the worst mistakes what its sentences add.
+
+    Args:
+        found: `mistakes` has those of `rmcore.probes.effects.explain_mistakes`.
+    """
+    heading = "What the reward loses without each sentence, in logits"
+    tables = {}
+    for one in found["mistakes"]:
+        rows = [
+            (side, shorten(part["text"]), "not read" if part["effect"] is None else numbers.decimal(part["effect"]))
+            for side in SIDES
+            for part in one["effects"][side]
+        ]
+        tables[one["pair_id"]] = [Table(("answer", "sentence", "loses"), rows, left=range(2), title=heading)]
+    return tables
+
+
 SHOWN = Shown(
     probe_block,
     after="logged",
@@ -111,4 +130,5 @@ SHOWN = Shown(
     is_folded=lambda found: not found["violated"],
     card=lambda found: ((probe_block(found)._replace(tables=()),), ()),  # no text of the data
     key_of_command="tolerated",
+    tables_of_pairs=tables_of_pairs,
 )

@@ -45,6 +45,9 @@ def probe(
     repair_data: Annotated[
         str | None, typer.Option(help="Training pairs that --repair is made of; never those that are measured.")
     ] = None,
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Say of the worst mistakes what each sentence adds to its reward, too.")
+    ] = False,
     seed: Seed = 0,
     json_out: JsonOut = None,
 ) -> None:
@@ -58,9 +61,11 @@ def probe(
     from rmcore.core.progress import progress_bar
     from rmcore.data.pair import cap_pairs
     from rmcore.data.table import check_target
-    from rmcore.probes.blocks import probe_block
+    from rmcore.probes.blocks import probe_block, tables_of_pairs
+    from rmcore.probes.effects import explain_mistakes
     from rmcore.probes.measure import probe as measure
     from rmcore.probes.rules import find_rules
+    from rmcore.reporting.html.cards import mistakes_block
 
     if (repair is None) != (repair_data is None):
         raise ConfigError(
@@ -77,8 +82,12 @@ def probe(
     rm = model.load(checkpoint)
     with progress_bar("probe") as report:
         found = measure(rm, pairs, rules, seed=seed, report=report)
+        mistakes = explain_mistakes(rm, read, report=report) if explain else None
     print_block(probe_block(found.to_dict(SHOWN_CHARS)), is_whole=True)
     record: dict[str, Any] = {**model.named(checkpoint), "data": data, **found.to_dict(KEPT_CHARS)}
+    if mistakes is not None:
+        print_block(mistakes_block(mistakes, tables_of_pairs({"mistakes": mistakes})), is_whole=True)
+        record["mistakes"] = mistakes
     if repair is not None and repair_data is not None:
         violated = [one for one in rules if one.name in found.violated]
         record["repair"] = _write_repair(violated, pairs, repair, repair_data, reading, seed)

@@ -13,7 +13,9 @@ def _rules(names: tuple[str, ...]) -> list[str]:
 
 
 class ProbeConfig(Settings):
-    """Probes: edits of answers that must not pay. Left out: none is made. They decide nothing."""
+    """Probes: edits of answers that must not pay. Left out: none is made. They decide nothing. With
+    them the report says what each sentence of the worst mistakes adds.
+    """
 
     rules: Annotated[tuple[str, ...], Names(_rules)] = ()
     """Rules by name, or module:function of your own; all built-in ones where none is named."""

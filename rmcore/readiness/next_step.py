@@ -417,9 +417,9 @@ def step_of_checkpoint(
     if not is_to_mend(verdict):
         return None
     more, words, last = data, ["readiness", "pairs"], ["--train-data", trained_on or "PAIRS_IT_WAS_TRAINED_ON"]
-    explaining = next((one.explains for one in capabilities().values() if one.explains), "")
+    explaining = next((one.explains for one in capabilities().values() if one.explains), ())
     if verdict["status"] == "fails" and explaining:
-        what, words, cost, last = "what else earns its reward", [explaining], "minutes", []
+        what, words, cost, last = "what it gets wrong, and why", list(explaining[:1]), "minutes", list(explaining[1:])
     elif trained_on is None and not any(check["unclear"] for check in gate):
         what, cost = "the pairs that it was trained on, which a check needs that was not measured", "no new label"
     else:

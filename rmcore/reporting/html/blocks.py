@@ -102,6 +102,8 @@ class Shown(NamedTuple):
     """Texts below its figures, by their names."""
     words: Mapping[str, str] = {}
     """Its terms in the glossary of a report."""
+    tables_of_pairs: Callable[[Mapping[str, Any]], Mapping[str, Sequence[Table]]] = lambda record: {}
+    """Tables, by pair, that the section of mistakes shows below the pair."""
 
 
 def capabilities_shown() -> list[Shown]:

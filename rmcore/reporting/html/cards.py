@@ -105,18 +105,19 @@ def _card(label: str, name: str, metric: Mapping[str, Any] | None, definition: s
     return Card(label, value, f"95 %: {interval}" if has_interval else interval, definition)
 
 
-def mistakes_block(mistakes: Sequence[Mapping[str, Any]]) -> Block:
+def mistakes_block(mistakes: Sequence[Mapping[str, Any]], tables_of_pairs: Mapping[str, Sequence[Table]] = {}) -> Block:
     """The pairs that the model ranks against their label, each folded.
 
     Args:
         mistakes: pair_id, prompt, chosen, rejected, and margin in logits.
+        tables_of_pairs: more to show of a pair, by its pair_id.
     """
     parts = []
     for mistake in mistakes:
         prompt, *sides = (shorten(str(mistake[key])) for key in ("prompt", *SIDES))
         title = f"margin {numbers.decimal(mistake['margin'])} · pair {mistake['pair_id']}"
-        sides_table = Table(tuple(SIDES.values()), [sides], left=range(2))
-        parts.append(Block(title, code=prompt, tables=(sides_table,), is_folded=True))
+        tables = [Table(tuple(SIDES.values()), [sides], left=range(2)), *tables_of_pairs.get(mistake["pair_id"], ())]
+        parts.append(Block(title, code=prompt, tables=tables, is_folded=True))
     about = (
         "Held-out pairs that the model ranks the wrong way round, the surest first. Look for wrong labels, and for "
         "what they have in common. Texts are from the data: they may offend."

@@ -106,6 +106,9 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
     records: Mapping[str, Any] = results
     rung = results["verdict"]["rung"]
     measured = [(shown, records[shown.stage]) for shown in capabilities_shown() if records.get(shown.stage) is not None]
+    tables_of_pairs = {
+        pair: tables for shown, record in measured for pair, tables in shown.tables_of_pairs(record).items()
+    }
     of_capabilities = {word: meaning for shown in capabilities_shown() for word, meaning in shown.words.items()}
     page: list[tuple[str, str, Block | None]] = [
         ("gate", "Checks", _checks(results)),
@@ -120,7 +123,7 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
         ("readiness", "Original score", _original_score(results["readiness"])),
         ("metrics", "All metrics", _metrics(results)),
         ("data", "Data", _audit(results["audit"])),
-        ("mistakes", "Mistakes", mistakes_block(results["mistakes"])),
+        ("mistakes", "Mistakes", mistakes_block(results["mistakes"], tables_of_pairs)),
         ("more", "More figures", Block("More figures", figures=more_figures) if more_figures else None),
         ("provenance", "Provenance", _provenance(results)),
         ("glossary", "Glossary", words(glossary.NUMBER_WORDS | of_capabilities | glossary.RUN_WORDS)),

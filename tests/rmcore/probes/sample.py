@@ -9,6 +9,11 @@ from rmcore.probes.rule import Expectation, Rule
 from rmcore.probes.settings import ProbeConfig
 
 SETTINGS = ProbeConfig()
+EFFECTS = {
+    "chosen": [{"text": "Of course!", "effect": -0.41}, {"text": "The answer is <42> & nothing else.", "effect": 1.37}],
+    "rejected": [{"text": "I am delighted.", "effect": 0.83}, {"text": "It is beyond the limit.", "effect": None}],
+}
+"""What each sentence of both answers of a mistake adds."""
 
 
 def drawn_answers(rng: np.random.Generator, num_prompts: int = 60, per_prompt: int = 4) -> Answers:
@@ -43,4 +48,5 @@ def record(*, is_good: bool = False) -> dict[str, Any]:
     ]
     if not is_good:
         edits.append(edits_of(answers, "lower", np.where(chosen % 3, 1.0, -1.0), chosen, name="hidden_fault"))
-    return judge(answers, edits).to_dict(700)
+    mistakes = [{"pair_id": "pair000000000000", "effects": EFFECTS}]  # the first one of `report_sample`
+    return {**judge(answers, edits).to_dict(700), "mistakes": mistakes}

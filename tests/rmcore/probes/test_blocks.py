@@ -46,3 +46,11 @@ def test_the_section_is_open_where_rules_are_violated():
         results = report_sample.results() | {"probe": sample.record(is_good=is_good)}
         (shown,) = [one.block for one in sections(results) if one.anchor == "probe"]
         assert shown.is_folded == is_good
+
+
+@pytest.mark.slow
+def test_each_sentence_of_the_worst_mistakes_is_shown_with_what_it_adds(report_with):
+    text = report_with().text
+    for part in (part for parts in sample.EFFECTS.values() for part in parts):
+        effect = "not read" if part["effect"] is None else numbers.decimal(part["effect"])
+        assert f"{part['text']} {effect}" in text

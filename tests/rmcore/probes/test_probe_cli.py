@@ -90,3 +90,12 @@ def test_what_would_spoil_the_measurement_is_refused(files, tmp_path):
         run(files, "--rule", "polite")
     with pytest.raises(DataError, match=r"ends neither in \.parquet nor in \.jsonl"):
         run(files, "--repair", tmp_path / "r.csv", "--repair-data", files / "train.parquet")
+
+
+def test_the_worst_mistakes_are_taken_apart_where_requested(files, tmp_path):
+    said = run(files, "--rule", "padding", "--explain", "--json", tmp_path / "found.json")
+    mistakes = json.loads((tmp_path / "found.json").read_text())["mistakes"]
+    assert [one["margin"] for one in mistakes] == sorted(one["margin"] for one in mistakes)
+    assert mistakes[-1]["margin"] < 0
+    assert all(f"pair {one['pair_id']}" in said for one in mistakes)
+    assert any(one["effects"]["chosen"] for one in mistakes)

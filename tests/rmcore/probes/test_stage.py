@@ -32,6 +32,7 @@ def test_the_best_checkpoint_is_probed_on_held_out_pairs(tmp_path, gold_pairs):
     record = json.loads((out / "probe.json").read_text())
     assert (record["num_pairs"], record["num_prompts"]) == (30, 30)
     assert [one["rule"] for one in record["findings"]] == ["padding", "off_topic"]
+    assert all(one["margin"] < 0 and one["effects"].keys() == {"chosen", "rejected"} for one in record["mistakes"])
     assert json.loads((out / "summary.json").read_text())["metrics"] == {
         "eval/test_probes_violated": len(record["violated"])
     }
