@@ -1,8 +1,8 @@
-"""Models as other tools save them: reward heads of other trainers, and models that read more than text.
+"""Reward heads as other trainers save them.
 
 | trainer | tensor | added to the reward |
 | --- | --- | --- |
-| TRL's value-head models, LLaMA-Factory (in value_head.safetensors or .bin) | v_head.summary.weight, .bias | bias |
+| TRL's value-head models, LLaMA-Factory (in value_head.safetensors) | v_head.summary.weight, .bias | bias |
 | trlX | v_head.weight | |
 | OpenRLHF | value_head.weight or score.weight | (r - mean) / std, where config.json says normalize_reward |
 | UltraRM | regression_head.weight | |
@@ -10,27 +10,20 @@
 
 All of them read the last token, as Hugging Face's causal classifiers do, which have no bias: a scale is multiplied into
 the head, and a constant, which changes no comparison of two answers, is left out and named on stderr.
-
-Some wrappers of models that also read images hold a language model that is one of the plain classes, under other names.
-With text alone its positions and its attention are that class's, so its rewards are, too. Others (PaliGemma, for one)
-attend otherwise in text, too, and are refused by name. Wrappers that have a class with a reward head of their own
-(Gemma 3, Qwen3.5) are loaded by it, vision part and all.
 """
 
 import math
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from pickle import UnpicklingError
 from typing import Any, cast
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, PretrainedConfig, PreTrainedModel
-from transformers.models.auto.modeling_auto import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as WITH_A_HEAD
+from transformers import PretrainedConfig, PreTrainedModel
 
 from rmcore.core.errors import ModelError
 from rmcore.models.seal import SEAL_FILE
@@ -40,18 +33,9 @@ HEADS = ("v_head.summary", "v_head", "value_head", "regression_head")
 """Modules that are a reward head next to a whole language model or backbone."""
 ROOTS = frozenset(name.split(".")[0] for name in HEADS)
 HEAD_FILES = ("value_head.safetensors", "value_head.bin")
-"""LLaMA-Factory's, for whole models and for adapters."""
+"""LLaMA-Factory's, for whole models and for adapters; the second is a pickle, and is refused."""
 NORMALISATION = ("normalize_reward", "mean", "std")
 """OpenRLHF's entries of config.json."""
-WRAPPERS = frozenset(["llava", "mistral3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
-"""Model types whose text part gives the same hidden states as the plain class."""
-SEES = ("vision_config", "audio_config")
-PLAIN = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
-"""Text parts with a type of their own that compute what a plain one does: in text a token's three positions are one."""
-CLASSIFIER = "AutoModelForSequenceClassification"
-OF_IMAGES = ("mrope_section", "mrope_interleaved")
-NAMES = {r"^(?:model\.language_model|language_model\.model|language_model)\.": "model."}
-"""From the wrappers' names of weights to the plain model's, as patterns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,22 +99,6 @@ def find_foreign_head(
     return None
 
 
-def note_normalisation(config: PretrainedConfig, source: str) -> None:
-    """Say on stderr that OpenRLHF may give other rewards of a model: whether it normalises them is a flag of its use.
-
-    Its training writes mean and std into config.json and leaves normalize_reward off; `--reward.normalize_enable` then
-    decides (openrlhf/models/model.py).
-    """
-    numbers = [getattr(config, name, None) for name in ("mean", "std")]
-    if all(isinstance(one, int | float) for one in numbers) and getattr(config, "normalize_reward", None) is False:
-        print(
-            f"note: config.json of {source} has mean={numbers[0]:g} and std={numbers[1]:g}. The rewards here are the "
-            "head's own; those of OpenRLHF with --reward.normalize_enable are (r - mean) / std of them, which "
-            "normalize_reward=true in config.json gives.",
-            file=sys.stderr,
-        )
-
-
 def install(head: ForeignHead, model: PreTrainedModel, source: str) -> str:
     """Put a foreign head into a causal sequence-classification model, in place; say on stderr what was done.
 
@@ -184,18 +152,14 @@ def _normalisation(folder: Path, config: PretrainedConfig | None) -> tuple[float
 
 
 def _read_head_file(file: Path) -> dict[str, Tensor]:
+    if file.suffix != ".safetensors":
+        raise ModelError(
+            f"the reward head {file} is a pickle, which may hold a program; save its tensors as {HEAD_FILES[0]}."
+        )
     try:
-        if file.suffix == ".safetensors":
-            return load_file(file)
-        # Tensors alone: a pickle that holds anything else is refused before it runs.
-        loaded = torch.load(file, map_location="cpu", weights_only=True)
-    except (SafetensorError, UnpicklingError, OSError, RuntimeError, ValueError, EOFError) as error:
-        detail = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise ModelError(f"the reward head {file} cannot be read ({detail}); copy or save it again.") from error
-    is_table = isinstance(loaded, dict) and all(isinstance(name, str) for name in loaded)
-    if not is_table or not all(isinstance(one, Tensor) and one.layout == torch.strided for one in loaded.values()):
-        raise ModelError(f"the reward head {file} is no table of dense tensors; save it again with its trainer.")
-    return cast(dict[str, Tensor], loaded)
+        return load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ModelError(f"the reward head {file} cannot be read ({error}); copy or save it again.") from error
 
 
 def _checked(name: str, weight: Tensor, bias: Tensor | None, mean: float, std: float) -> ForeignHead:
@@ -222,58 +186,3 @@ def _unlike(place: Path, names: list[str]) -> ModelError:
         f"{place} holds {', '.join(names[:4])}, which is not one linear reward head; heads of several layers or of "
         "several outputs cannot become a plain sequence-classification model."
     )
-
-
-def text_part(config: PretrainedConfig, source: str) -> PretrainedConfig | None:
-    """The configuration of a wrapper's text part; None where the model is no wrapper or has a class of its own.
-
-    Raises:
-        ModelError: it is another wrapper than `WRAPPERS`, or its text part is no plain model with a reward head.
-    """
-    text = config.get_text_config()
-    if text is config or not any(getattr(config, name, None) is not None for name in SEES):
-        return None
-    if config.model_type in WITH_A_HEAD or CLASSIFIER in (getattr(config, "auto_map", None) or {}):
-        return None
-    kind = PLAIN.get(text.model_type, text.model_type)
-    if config.model_type not in WRAPPERS or kind not in WITH_A_HEAD:
-        raise ModelError(
-            f"{source} is a {config.model_type} model, which reads more than text, and its text part, "
-            f"{text.model_type}, is not known to be a plain model: that is so of {', '.join(sorted(WRAPPERS))}. Name a "
-            "model of text, or save its language model in a folder of its own."
-        )
-    if kind == text.model_type:
-        return text
-    settings = text.to_dict() | {"model_type": kind, "architectures": None}
-    rope = settings.get("rope_parameters")
-    if rope is not None:
-        settings["rope_parameters"] = {name: value for name, value in rope.items() if name not in OF_IMAGES}
-    return AutoConfig.for_model(**settings)
-
-
-def report_unused_parts(config: PretrainedConfig, source: str) -> None:
-    """Say on stderr that a model which reads more than text is used for text alone."""
-    if any(getattr(config, name, None) is not None for name in SEES):
-        print(
-            f"note: {source} is a {config.model_type} model; its text part alone is used, and images and audio are "
-            "refused.",
-            file=sys.stderr,
-        )
-
-
-def settle(model: PreTrainedModel, unexpected: Iterable[str], source: str) -> None:
-    """Make what was read by `NAMES` a plain model, which is saved under its own names, in place.
-
-    Raises:
-        ModelError: the text part's layers hold weights that the plain model has no place for.
-    """
-    left = sorted(name for name in unexpected if name.startswith("model.layers."))
-    if left:
-        raise ModelError(
-            f"the text part of {source} has weights that a plain model has no place for ({', '.join(left[:3])}), so "
-            "its rewards would be another model's. Name a model of text."
-        )
-    ours: Any = model  # transformers keeps how it read a model, and would write it back under those names
-    ours._weight_conversions = [
-        one for one in ours._weight_conversions if set(one.source_patterns).isdisjoint(NAMES.keys())
-    ]

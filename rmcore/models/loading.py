@@ -33,17 +33,7 @@ from rmcore.config.model import TINY_SIZES, WeightDtype
 from rmcore.core.errors import ConfigError, ModelError, RmcoreError
 from rmcore.core.hub import ALIASES, MINILM_PACKAGE, is_hub_name, require_model
 from rmcore.data.tokenizers import ensure_pad_token
-from rmcore.models.foreign import (
-    HEAD_FILES,
-    NAMES,
-    ForeignHead,
-    find_foreign_head,
-    install,
-    note_normalisation,
-    report_unused_parts,
-    settle,
-    text_part,
-)
+from rmcore.models.foreign import HEAD_FILES, ForeignHead, find_foreign_head, install
 from rmcore.models.layers import head_rows, is_reward_head
 from rmcore.models.precision import with_float32_head
 from rmcore.models.seal import SEAL_FILE, check_seal, sealed_files
@@ -78,8 +68,7 @@ class Origin:
     fresh: frozenset[str] = frozenset()
     """Parameters that the checkpoint did not hold: drawn under the seed."""
     is_rewritten: bool = False
-    """Whether its head is another trainer's, or it is the text part of a model that also reads images: its weights are
-    then not those of its files."""
+    """Whether its head is another trainer's: its weights are then not those of its files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +147,7 @@ def load_backbone(
         give_pad_token(tokenizer, config, is_trained=is_trained)
         deferred = None
         _check_labels(source, labels)
-        is_part = text_part(config, source) is not None
-        report_unused_parts(config, source)
-        note_normalisation(config, source)
-        if defer and head is None and not is_part:
+        if defer and head is None:
             found = _load_deferred(name, source, len(tokenizer), seed=seed, trust_remote_code=trust_remote_code)
             if found is not None:
                 model, fresh, deferred = found
@@ -175,7 +161,7 @@ def load_backbone(
     model.config.get_text_config().pad_token_id = tokenizer.pad_token_id
     is_built_in = name in TINY_SIZES or name != resolve_model(name)  # stays one next to such a folder
     is_folder = not is_built_in and Path(name).is_dir()
-    origin = Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh, head is not None or is_part)
+    origin = Origin(str(Path(name).resolve()) if is_folder else name, seed, fresh, head is not None)
     return Backbone(model, tokenizer, origin, deferred)
 
 
@@ -206,7 +192,6 @@ def _load_deferred(
 
 def _reward_config(source: str, *, trust_remote_code: bool) -> PretrainedConfig:
     config = read_config(source, trust_remote_code=trust_remote_code)
-    config = text_part(config, source) or config
     config.num_labels = 1
     config.problem_type = "regression"  # servers then return the raw reward instead of its sigmoid
     return config
@@ -220,9 +205,6 @@ def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> 
         "trust_remote_code": trust_remote_code,
         "output_loading_info": True,
     }
-    is_part = text_part(read_config(source, trust_remote_code=trust_remote_code), source) is not None
-    if is_part:
-        options["key_mapping"] = NAMES
     model, info = guard(
         source,
         lambda: (
@@ -231,8 +213,6 @@ def _load_model(source: str, *, trust_remote_code: bool, dtype: WeightDtype) -> 
             else _from_pretrained_rounded(source, config, options)
         ),
     )
-    if is_part:
-        settle(model, info["unexpected_keys"], source)
     check_finite(model.named_parameters(), source)
     return model.eval(), frozenset(info["missing_keys"])
 

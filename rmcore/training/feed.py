@@ -1,12 +1,10 @@
 """The micro-batches of every step, in order, built ahead of time by worker processes on a GPU."""
 
 import signal
-import threading
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
-from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -34,10 +32,6 @@ FETCH_SECONDS = 300.0
 """Longest wait for the micro-batches of a step, which take milliseconds: a worker that hangs ends the training."""
 WORKERS_ON_GPU = 2
 """Workers keep a GPU from waiting for packing and padding. On a CPU they would take time from the training."""
-
-
-class LostWorkerError(TrainingError):
-    """The worker processes did not deliver the micro-batches of a step. The steps before it are complete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +172,7 @@ def steps_from(
     """Provide the steps from number `start` (the steps already done) on, inside the block.
 
     Raises:
-        LostWorkerError: a worker process delivered nothing for `FETCH_SECONDS`, or died. It is raised when the
-            next step is fetched, so that the step before it is completed.
+        TrainingError: a worker process delivered nothing for `FETCH_SECONDS`, or died.
     """
     on_gpu = device.type == "cuda"
     workers = (WORKERS_ON_GPU if on_gpu else 0) if config.num_workers is None else config.num_workers
@@ -199,8 +192,16 @@ def steps_from(
         yield steps
         return
     try:
-        with closing(_fetched(steps, workers)) as fetched:
-            yield fetched
+        yield _fetched(steps)
+    except RuntimeError as error:  # torch reports a worker's death in a handler of SIGCHLD, wherever the trainer is
+        if isinstance(error, TrainingError) or "DataLoader" not in str(error):
+            raise
+        full = full_places()
+        raise TrainingError(
+            f"the {workers} worker processes did not deliver the next step's micro-batches ({error}): "
+            f"{full and f'{full}, and '}a worker was killed, often for lack of memory, or the machine is overloaded. "
+            "Lower num_workers (0 builds them in this process). The same command resumes from the last state."
+        ) from error
     finally:
         try:  # else torch continues to watch them, and the death of any child process raises, however much later
             with suppress(RuntimeError):  # torch may signal the reported death a second time
@@ -211,46 +212,12 @@ def steps_from(
                 worker.join()
 
 
-def _fetched(steps: Iterator[Any], workers: int) -> Generator[tuple[list[int], list[Batch]]]:
-    """Yield the steps, and turn the death of a worker into a LostWorkerError.
-
-    torch reports a death by raising in its handler of SIGCHLD, wherever the trainer is: also within an update, which
-    would stay incomplete. So the handler is called here alone, while the trainer waits for a step. A worker passes
-    tensors through a socket, so its death may show as an error of that socket first.
-    """
-    is_waiting = False
-
-    def hear_if_waiting(number: int, frame: FrameType | None) -> None:
-        if is_waiting:
-            hear(number, frame)
-
-    hear: Any = signal.getsignal(signal.SIGCHLD)  # torch's; none in a thread of a program that uses torch elsewhere
-    is_heard = callable(hear) and threading.current_thread() is threading.main_thread()
+def _fetched(steps: Iterator[Any]) -> Iterator[tuple[list[int], list[Batch]]]:
+    """Yield the steps. A worker passes tensors through a socket, so its death may show as an error of that first."""
     try:
-        if is_heard:
-            signal.signal(signal.SIGCHLD, hear_if_waiting)
-        while True:
-            is_waiting = True
-            if is_heard:
-                hear(signal.SIGCHLD, None)  # a worker may have died since the last step
-            step = next(steps, None)
-            is_waiting = False
-            if step is None:
-                return
-            yield step
-    except (ConnectionError, EOFError, FileNotFoundError, RuntimeError) as error:
-        is_waiting = False  # first: the signal of the same death may arrive only now, and would replace this error
-        if isinstance(error, TrainingError) or (isinstance(error, RuntimeError) and "DataLoader" not in str(error)):
-            raise
-        full = full_places()
-        raise LostWorkerError(
-            f"the {workers} worker processes did not deliver the next step's micro-batches ({error}): "
-            f"{full and f'{full}, and '}a worker was killed, often for lack of memory, or the machine is overloaded. "
-            "Lower num_workers (0 builds them in this process)."
-        ) from error
-    finally:
-        if is_heard:
-            signal.signal(signal.SIGCHLD, hear)
+        yield from steps
+    except (ConnectionError, EOFError, FileNotFoundError) as error:
+        raise RuntimeError(f"DataLoader worker cannot be reached: {error}") from error
 
 
 def _unchanged(item: Any) -> Any:

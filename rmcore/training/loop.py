@@ -37,7 +37,7 @@ from rmcore.models.scoring import SCORING_TOKEN_BUDGET
 from rmcore.training import resume
 from rmcore.training import state as states
 from rmcore.training.evaluation import Callback, Evaluation, reward_distribution, score_tokenized
-from rmcore.training.feed import LostWorkerError, make_feed, steps_from
+from rmcore.training.feed import make_feed, steps_from
 from rmcore.training.interruption import Interruption, deferred_interruption
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.material import make_observation_forward
@@ -46,10 +46,9 @@ from rmcore.training.optimizers import OptimizerSet, make_optimizer, set_learnin
 from rmcore.training.profiling import PeakMeter, memory_metrics, peak_memory_bytes, step_profiler
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import LAST, MetricsTable, Progress, Selection, TrainResult, Window, planned_steps
-from rmcore.training.resume import ResumePoint
-from rmcore.training.saving import CheckpointWriter, StateSaver, repair_interrupted
+from rmcore.training.resume import RESUME_FOLDER, ResumePoint
+from rmcore.training.saving import CheckpointWriter, StateSaver, repair_interrupted, require_shared
 from rmcore.training.sharding import reshard, shard
-from rmcore.training.state import state_on_this_host
 from rmcore.training.step import PartialUpdateError, StepContext, Stepper, make_forward
 from rmcore.training.train_mode import HalfWeights, find_half_weights, training_form, uses_half_weights
 
@@ -181,8 +180,8 @@ class Trainer:
 
         Raises:
             TrainingError: loss or gradient is not finite, memory is insufficient, or a worker process failed.
-            KeyboardInterrupt: after Ctrl-C or SIGTERM, once the current step is done (or a worker process has failed)
-                and the state is saved.
+        ConfigError: several processes do not see the same folder.
+            KeyboardInterrupt: after Ctrl-C or SIGTERM, once the current step is done and the state is saved.
         """
         try:
             return self._run()
@@ -197,27 +196,18 @@ class Trainer:
             if self.ranks.is_main:
                 self._table = MetricsTable(self.folder / "metrics.csv", self.progress.rows)
                 stack.callback(self._table.close)
-            self._saver = stack.enter_context(StateSaver(self.folder, self.config.resume_every_seconds, self.ranks))
+            self._saver = StateSaver(self.folder, self.config.resume_every_seconds, self.ranks)
             stepper = Stepper(context, self.feed)
             profiles = self.config.profile_gpu and self.ranks.is_main
             left = self.num_steps - self.progress.step
             self._profiled = stack.enter_context(step_profiler(self.folder, context.device, left)) if profiles else None
-            try:
-                stop_reason = self._train(stepper, interruption)
-            except LostWorkerError as error:
-                # With several processes only one has failed, and it cannot gather the others' part of a state.
-                if self.progress.step and self.ranks.world == 1:
-                    self._read_results(stepper)
-                    self._save_state(context, last=True)
-                if interruption.requested:
-                    raise KeyboardInterrupt from error
-                raise
+            stop_reason = self._train(stepper, interruption)
         return self._finish(context, stop_reason)
 
     def _start(self) -> StepContext:
         """Begin the training, or restore the newest state."""
+        require_shared(self.folder, self.ranks)
         if self.ranks.is_main:
-            self.folder.mkdir(parents=True, exist_ok=True)
             repair_interrupted(self.folder)
             if self.is_new:
                 share = self.rm.recomputed_share if self.config.gradient_checkpointing else 0.0
@@ -276,7 +266,7 @@ class Trainer:
                 due = reason is None and self._saver.is_due()
                 if self.ranks.agree(interrupted or due):
                     self._read_results(stepper)
-                    self._save_state(context, last=interrupted)
+                    self._save_state(context)
                 if interrupted:
                     raise KeyboardInterrupt
                 if reason is not None:
@@ -363,12 +353,12 @@ class Trainer:
             described = {self.best_rewards_split: reward_distribution(self.best_rewards)}
             write_json(self.folder / "reward_distributions.json", described)
 
-    def _save_state(self, context: StepContext, *, last: bool) -> None:
-        """Save a state of the current step that a later attempt can resume from; wait for it if it is the `last`."""
+    def _save_state(self, context: StepContext) -> None:
+        """Save a state of the current step that a later attempt can resume from."""
         self._peak.note()
         randoms = self.ranks.gather(states.random_state(context.device))
         tensors = states.collect_state(self.rm.model, context.optimizer, randoms, self.best_rewards)
-        self._saver.save(self.progress.step, tensors, self.progress.to_dict(), self.writer.chosen(), last=last)
+        self._saver.save(self.progress.step, tensors, self.progress.to_dict(), self.writer.chosen())
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
         self._peak.note()
@@ -397,14 +387,12 @@ class Trainer:
         return implied_pairs([self.train[index] for index in list(seen)[:DISTRIBUTION_PAIRS]])
 
     def probe(self, num_steps: int) -> int:
-        """Run the first steps to measure their cost. The weights change, end as float32, and nothing is saved.
+        """Run the first steps to measure their cost. The weights change, and nothing is saved.
 
         Returns:
             Number of computed tokens.
         """
-        with ExitStack() as stack:
-            stack.callback(self.rm.join)
-            stack.enter_context(training_form(self.rm, self.config))
+        with training_form(self.rm, self.config):
             stepper = Stepper(make_context(self.rm, self.config, self.ranks), self.feed)
             for step in range(min(num_steps, self.num_steps)):
                 stepper.run(step + 1, *stepper.feed[step])
@@ -482,8 +470,6 @@ def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks, *, half:
     shard(rm, ranks, config.chosen_precision)
     device = rm.device
     optimizer = make_optimizer(rm.model, config)
-    if config.optimizer == "adamw8bit":  # the weights are narrow now
-        rm.split = optimizer
     wanted = uses_half_weights(config, device) if half is None else half and config.chosen_precision == "bf16"
     weights = _half_weights(rm, device) if wanted and ranks.world == 1 else None
     computes_as_it_is = weights is not None or ranks.world > 1  # see `shard`
@@ -537,8 +523,8 @@ def restore_training(
 ) -> np.ndarray:
     """Put weights, optimizer and, for as many ranks as then, random states back; the rewards under the best weights."""
     ranks = context.ranks
-    with state_on_this_host(point, folder, ranks) as state:
-        randoms, rewards = states.load_state(state, rm.model, context.optimizer)
+    randoms, rewards = states.load_state(folder / RESUME_FOLDER / point.state.name, rm.model, context.optimizer)
+    ranks.wait()  # until everybody has read it
     if len(randoms) == ranks.world:
         states.set_random_state(randoms[ranks.rank], context.device)
     if ranks.is_main:

@@ -118,7 +118,6 @@ class PairLoss:
         + regularization_lambda (r_c^2 + r_r^2) / 2 + margin_regularization m_p^2 + centering (r_c + r_r)^2
 
     with m = r_c - r_r and mu = clamp(target_margin_scale * annotated margin, -cap, cap), 0 where none is annotated.
-    Branches depend on the settings alone and never on data, so `torch.compile` compiles it as one graph.
 
     Source:
         mu: Touvron et al. 2023, arXiv:2307.09288, equation 2. Centring: Eisenstein et al. 2023, arXiv:2312.09244.

@@ -13,18 +13,15 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ModelError
 from rmcore.core.tracking import NullTracker
 from rmcore.data.rendering import TokenizedPair
-from rmcore.data.tokenized import Pairs, token_lengths
+from rmcore.data.tokenized import Pairs
 from rmcore.data.tokenized_observations import Observations, TokenizedObservation
-from rmcore.models.batching import StepOrder, pack_pairs, pair_tokens, plain_groups, row_tokens
 from rmcore.models.device import free_bytes, pick_device
-from rmcore.models.observation_batching import observation_tokens
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.feed import ObservationFeed
 from rmcore.training.loop import Trainer
 from rmcore.training.material import Material, tokens_of
 from rmcore.training.memory import StepCounter
 
-WARM_STEPS, TIMED_STEPS = 1, 2
+WARM_STEPS, TIMED_STEPS, CUT_STEPS = 1, 2, 200
 Trained = Sequence[TokenizedPair] | Sequence[TokenizedObservation]
 
 
@@ -58,7 +55,8 @@ def plan(
 
     `observations` are all that the data say, where that is more than strict pairs.
 
-    Tokens are exact (every step is cut as it would be); time is extrapolated by tokens from two real steps.
+    Tokens are exact up to `CUT_STEPS` steps, which are cut as they would be; time is extrapolated by tokens from two
+    real steps.
     """
     material = Material.choose(config.train, train, observations, config.data.attribute_weights)
     rm = BradleyTerryRM.new(config.model, seed=config.seed, device=pick_device(config.device))
@@ -70,7 +68,7 @@ def plan(
     named = "pairs" if material.design is None else "observations"
     timed = time_steps(rm, config, pairs)
     trainer = timed.trainer
-    tokens, fullest = _computed_tokens(trainer, pairs)
+    tokens, fullest = _computed_tokens(trainer)
     seconds = timed.seconds / timed.num_tokens * tokens
     num_evaluations = math.ceil(trainer.num_steps / config.train.eval_every) if held_out else 0
     chosen = "" if config.train.token_budget else ", chosen from the memory that this device has in all"
@@ -116,28 +114,9 @@ def _memory(trainer: Trainer, fullest: int) -> str:
     )
 
 
-def _computed_tokens(trainer: Trainer, pairs: Trained) -> tuple[int, int]:
-    """Tokens of all steps, and the step, from 0, that has the largest micro-batch."""
-    config, packing, budget = trainer.config, trainer.packing, trainer.progress.token_budget
-    steps = StepOrder(len(pairs), config.pairs_per_step, trainer.num_steps, seed=trainer.seed)
-    observed = isinstance(trainer.feed, ObservationFeed)
-    trained: Any = pairs
-    cut: list[tuple[int, float]] = []  # by step: its tokens, and about those of its largest micro-batch
-    if packing is not None:
-        tokens: Any = observation_tokens if observed else pair_tokens
-        costs = np.fromiter((tokens(one, packing) for one in trained), np.int64)
-        for step in steps:
-            total = int(costs[step].sum())
-            cut.append((total, total / math.ceil(total / row_tokens(budget, packing))))
-    elif observed:
-        for step in steps:
-            sizes = [batch.rows.num_tokens for batch in trainer.feed.cut(step, budget)]
-            cut.append((sum(sizes), max(sizes)))
-    else:
-        longer = token_lengths(trained).max(axis=1)
-        groups = plain_groups if config.batching == "plain" else pack_pairs
-        for step in steps:
-            lengths = longer[step].tolist()
-            sizes = [2 * len(group) * max(lengths[index] for index in group) for group in groups(lengths, budget)]
-            cut.append((sum(sizes), max(sizes)))
-    return sum(total for total, _ in cut), max(range(len(cut)), key=lambda step: cut[step][1])
+def _computed_tokens(trainer: Trainer) -> tuple[int, int]:
+    """Tokens of all steps, of which `CUT_STEPS` are cut, and the step, from 0, that has the largest micro-batch."""
+    places = np.unique(np.linspace(0, trainer.num_steps - 1, CUT_STEPS, dtype=np.int64)).tolist()
+    sizes = {step: [batch.rows.num_tokens for batch in trainer.feed[step][1]] for step in places}
+    total = sum(map(sum, sizes.values())) * trainer.num_steps / len(sizes)
+    return round(total), max(sizes, key=lambda step: max(sizes[step]))

@@ -14,6 +14,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,12 +63,10 @@ def find_resume_point(folder: Path) -> ResumePoint | None:
 
 
 @contextmanager
-def new_state(
-    folder: Path, step: int, record: Mapping[str, Any], checkpoints: Sequence[Path] = ()
-) -> Iterator[tuple[Path, dict[str, str]]]:
-    """Give a folder for tensors and a dictionary for the sha256 of each file: the state of `step` when the block ends.
+def new_state(folder: Path, step: int, record: Mapping[str, Any], checkpoints: Sequence[Path] = ()) -> Iterator[Path]:
+    """Give a folder for files of tensors, which is the state of `step` when the block ends.
 
-    All older states except one are removed then. The block may end in another thread than the one that began it.
+    All older states except one are removed then.
 
     Args:
         folder: the folder of the training.
@@ -79,15 +78,15 @@ def new_state(
     Raises:
         StoreError: the state could not be written. Earlier states are untouched.
     """
-    place, digests = folder / RESUME_FOLDER / f"step_{step}", dict[str, str]()
+    place = folder / RESUME_FOLDER / f"step_{step}"
     try:
         remove_abandoned(place.parent, lambda name: name.startswith("step_"))
         with atomic_folder(place) as temporary:
             temporary.chmod(0o700)
             for checkpoint in checkpoints:
                 link_tree(checkpoint, temporary / CHECKPOINTS / checkpoint.name)
-            yield temporary, digests
-            write_json(temporary / RECORD_FILE, {**record, "step": step, "files": digests})
+            yield temporary
+            write_json(temporary / RECORD_FILE, {**record, "step": step, "files": tensor_digests(temporary)})
             for passed_over in _states(folder):
                 if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been resumed from an older
                     shutil.rmtree(passed_over)
@@ -106,7 +105,9 @@ def tensor_digests(state: Path) -> dict[str, str]:
     Raises:
         OSError: one cannot be read.
     """
-    return {path.name: file_digest(path) for path in sorted(state.glob(TENSOR_FILES))}
+    files = sorted(state.glob(TENSOR_FILES))
+    with ThreadPoolExecutor() as pool:  # hashlib lets other threads run
+        return dict(zip([path.name for path in files], pool.map(file_digest, files), strict=True))
 
 
 def begin(folder: Path, settings: Mapping[str, Any], chosen: Mapping[str, Any]) -> None:

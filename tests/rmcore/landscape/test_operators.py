@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from exact_models import draw_rows, make_model
 from rmcore.core.errors import ConfigError, CurvatureError, DataError, ModelError
 from rmcore.landscape.operators import LossHessian
 
@@ -32,13 +33,14 @@ def partitions(total: int) -> st.SearchStrategy[list[int]]:
 @pytest.mark.slow
 @reuse_fixtures
 @given(sizes=partitions(9), seed=st.integers(0, 1000))
-def test_any_cut_into_micro_batches_gives_the_true_product(tiny, rows, world, sizes, seed):
-    hessian = world.true_hessian(tiny, rows)
+def test_any_cut_into_micro_batches_gives_the_true_product(tiny, rows, truth, world, sizes, seed):
+    """Of a model in training mode, whose dropout is off in a product."""
     operator = LossHessian(tiny, world.cut_rows(rows, sizes))
     vector = random_vector(operator.num_parameters, seed)
     assert operator.num_pairs == 9
     product = operator.product(vector)
-    assert torch.allclose(product, hessian @ vector, rtol=0, atol=1e-12)
+    assert torch.allclose(product, truth @ vector, rtol=0, atol=1e-12)
+    assert tiny.training
     assert torch.equal(operator.products(torch.stack([vector, vector])), torch.stack([product, product]))
 
 
@@ -64,8 +66,8 @@ def test_the_model_is_left_as_it_was_found(tiny, rows, parameters, broken):
     assert all(torch.equal(value, weights[name]) for name, value in tiny.state_dict().items())
 
 
-def test_a_hugging_face_model_is_differentiated_whole_and_a_wrapper_unwrapped(make_qwen, rows):
-    qwen = make_qwen("sdpa")  # has a `.model` of its own: the backbone
+def test_a_hugging_face_model_is_differentiated_whole_and_a_wrapper_unwrapped(rows):
+    qwen = make_model("qwen2", attention="sdpa")  # has a `.model` of its own: the backbone
     assert LossHessian(qwen, [rows]).num_parameters == sum(p.numel() for p in qwen.parameters())
     assert LossHessian(SimpleNamespace(model=qwen), [rows]).module is qwen
     with pytest.raises(ModelError, match="without a torch module"):
@@ -150,11 +152,11 @@ class Loader:
 
 
 @pytest.mark.parametrize("change", ["other", "swapped", "none"])
-def test_data_that_change_between_passes_are_refused(tiny, rows, world, change):
+def test_data_that_change_between_passes_are_refused(tiny, rows, change):
     """A head at zero gives each pair the margin 0, but not the same gradient."""
     nn.init.zeros_(tiny.score.weight)
     swapped = {name: tensor.roll(9, 0) for name, tensor in rows.items()}
-    passes = iter([[rows], {"other": [world.draw_rows(9, seed=1)], "swapped": [swapped], "none": []}[change]])
+    passes = iter([[rows], {"other": [draw_rows(9, seed=1)], "swapped": [swapped], "none": []}[change]])
     with pytest.raises(CurvatureError, match="two passes over the loader"):
         LossHessian.from_loader(tiny, Loader(lambda: next(passes)))
 

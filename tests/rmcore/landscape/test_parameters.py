@@ -51,18 +51,6 @@ def test_a_layer_is_that_layer_and_not_those_whose_number_starts_alike(kind):
     assert found
 
 
-def test_the_curvature_of_adapters_is_that_of_the_function_of_them_alone():
-    model = exact_models.make_lora().eval()
-    wide = exact_models.exact(model)
-    names = tuple(select_parameters(wide, "lora"))
-    function = exact_models.functional(wide, ROWS, names)
-    vectors = exact_models.random_vectors(3, len(function.flat))
-    operator = LossHessian(wide, [ROWS], parameters="lora")
-    assert operator.names == names
-    error = exact_models.relative_error(operator.products(vectors), vectors @ function.hessian())
-    assert error < exact_models.ROUNDING
-
-
 @pytest.mark.parametrize("parameters", ["model.layers.0.mlp.up_proj.weight", "model.norm", "head"])
 def test_the_curvature_of_a_part_is_the_sub_block_and_the_rest_stays_trainable(parameters):
     model = exact_models.exact(exact_models.make_model("qwen2"))
@@ -128,34 +116,4 @@ def test_compiled_models_are_refused(compiled):
         reward_module(compiled(exact_models.make_model("llama")))
 
 
-@pytest.mark.slow
-def test_a_compiled_forward_that_cannot_be_seen_before_is_refused_at_the_first_product(tiny):
-    tiny.forward = torch.compile(tiny.forward, backend="aot_eager")
-    operator = LossHessian(tiny, [ROWS])
-    with pytest.raises(CurvatureError, match=r"without torch\.compile"):
-        operator.product(torch.ones(operator.num_parameters, dtype=operator.dtype))
-
-
-def test_one_narrow_parameter_anywhere_is_refused():
-    model = exact_models.make_model("llama")
-    model.model.norm.weight = nn.Parameter(model.model.norm.weight.detach().to(torch.float16), requires_grad=False)
-    with pytest.raises(CurvatureError, match="float32"):
-        LossHessian(model, [ROWS], parameters="head")
-
-
 # The state in which a model is measured.
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "make", [exact_models.make_lora, lambda: exact_models.make_model("bert")], ids=["lora", "bert"]
-)
-def test_dropout_of_a_model_in_training_is_off_in_a_product(make):
-    model = make()
-    operator = LossHessian(model.eval(), [ROWS])
-    vector = exact_models.random_vectors(1, operator.num_parameters, dtype=torch.float32)[0]
-    expected = operator.product(vector)
-    first, second = (model.train()(**ROWS).logits for _ in range(2))
-    assert not torch.equal(first, second)
-    assert torch.equal(operator.product(vector), expected)
-    assert model.training

@@ -128,27 +128,6 @@ def test_the_largest_is_at_most_four_thirds_of_the_best_possible(costs, budget, 
     assert 3 * max(map(max, loads(costs, shares))) <= 4 * best
 
 
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(1, 4))
-def test_what_fits_one_micro_batch_a_rank_is_not_cut_further(costs, ranks):
-    shares = even_shares(costs, sum(costs), num_ranks=ranks, aim=sum(costs))
-    assert all(len(share) == 1 for share in shares)
-
-
-@given(st.lists(st.integers(1, 40), min_size=1, max_size=20), st.integers(40, 80))
-def test_an_aim_below_the_budget_cuts_into_as_many_as_it_says(costs, aim):
-    (share,) = even_shares(costs, 10**6, num_ranks=1, aim=aim)
-    assert len(share) == -(-sum(costs) // aim)
-
-
-def test_more_processes_than_pairs_leave_some_empty():
-    assert even_shares([5], 10, num_ranks=3, aim=10) == [[[0]], [[]], [[]]]
-
-
-def test_even_shares_refuse_a_pair_that_does_not_fit():
-    with pytest.raises(ConfigError, match=r"token_budget=100 cannot hold one pair of 101 tokens.*at least 101"):
-        even_shares([3, 101], 100, num_ranks=1, aim=100)
-
-
 def test_no_more_micro_batches_than_pairs_even_where_each_is_larger_than_the_aim():
     """Empty ones would be computed as idle ones."""
     for num_ranks, num_pairs in ((1, 16), (3, 6)):

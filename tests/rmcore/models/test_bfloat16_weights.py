@@ -16,7 +16,7 @@ from rmcore.data.pair import PreferencePair
 from rmcore.ensembles.features import features, head_of
 from rmcore.models import lora
 from rmcore.models.layers import is_reward_head
-from rmcore.models.precision import float32_head, round_backbone
+from rmcore.models.precision import float32_head
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
 from rmcore.training.loop import Trainer
@@ -178,11 +178,3 @@ def test_it_is_neither_saved_nor_trained_nor_differentiated_twice(saved, tmp_pat
             tracker=NullTracker(),
             seed=0,
         )
-
-
-def test_weights_that_are_rounded_keep_no_gradient_in_another_format():
-    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cpu"))
-    for parameter in rm.model.parameters():
-        parameter.grad = torch.ones_like(parameter)
-    round_backbone(rm.model)
-    assert all(one.grad is None or one.grad.dtype == one.dtype for one in rm.model.parameters())

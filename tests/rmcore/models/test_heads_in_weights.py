@@ -65,18 +65,6 @@ def test_a_head_of_one_row_is_a_reward_head_whatever_the_configuration_calls_it(
         assert not rm._origin.fresh
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
-def test_names_without_the_backbones_prefix_are_found_too(tmp_path, name):
-    """As a backbone's own class saves them, with a head next to them."""
-    folder = make(tmp_path, "llama")
-    expected = rewards_of(folder)
-    tensors = {key.removeprefix("model."): one for key, one in load_file(folder / "model.safetensors").items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    rename(folder, NAMES[name])
-    assert rewards_of(folder) == pytest.approx(expected, abs=1e-6)  # their places in the file changed the rounding
-
-
 @pytest.mark.parametrize("kind", ["qwen2", "roberta"])
 @pytest.mark.parametrize("name", NAMES)
 def test_a_head_of_several_rows_is_refused_by_their_number(tmp_path, kind, name):

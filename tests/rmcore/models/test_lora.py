@@ -13,7 +13,6 @@ import transformers as hf
 from peft import LoraConfig
 from peft.tuners.lora import LoraLayer
 from safetensors.torch import load_file, save_file
-from torch import nn
 
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
@@ -290,16 +289,3 @@ def test_an_adapter_without_its_own_base_or_weights_is_refused(damage, said, tin
 def test_a_configuration_that_cannot_work_is_refused_before_training(changes, said, tiny_folder):
     with pytest.raises(ConfigError, match=said):
         adapted(tiny_folder, LoraConfig(**changes))
-
-
-def test_adapters_are_put_on_once(tiny_folder):
-    rm = adapted(tiny_folder, LoraSettings())
-    with pytest.raises(ConfigError, match="adapters already"):
-        rm.add_lora(LoraConfig())
-
-
-def test_a_model_without_blocks_has_no_default_targets():
-    from rmcore.models.lora import default_targets
-
-    with pytest.raises(ConfigError, match=r"name them \(lora.targets\).*0 \(1\)"):
-        default_targets(nn.Sequential(nn.Linear(2, 2)))

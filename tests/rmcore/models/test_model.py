@@ -12,7 +12,6 @@ from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.data.rendering import RENDERING_FILE
 from rmcore.ensembles.score import score_pairs_table, score_readable_responses
-from rmcore.models.device import pick_device
 from rmcore.models.loading import load_tokenizer, max_positions, resolve_model
 from rmcore.models.packing.forward import _first_position
 from rmcore.models.reward_model import BradleyTerryRM
@@ -22,12 +21,6 @@ from rmcore.models.trained import load_renderer
 CPU = torch.device("cpu")
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit and say why it is good " * 4]
 RESPONSES = ["4", "fig, pear. Of course, gladly.", "lemon"]
-
-
-def test_score_pair_is_the_margin_and_turns_its_sign(rm):
-    rewards = rm.score([PROMPTS[0]] * 2, ["4", "5"])
-    assert rm.score_pair(PROMPTS[0], "4", "5") == pytest.approx(rewards[0] - rewards[1], abs=1e-6)
-    assert rm.score_pair(PROMPTS[0], "5", "4") == pytest.approx(-rm.score_pair(PROMPTS[0], "4", "5"), abs=1e-6)
 
 
 def test_a_saved_model_is_a_plain_hugging_face_folder_with_the_same_rewards(rm, tmp_path):
@@ -91,23 +84,6 @@ def test_more_tokens_than_positions_are_refused_with_the_limit(encoder_folder):
         BradleyTerryRM.new(ModelConfig(name=str(encoder_folder), max_seq_len=49), seed=0, device=CPU)
 
 
-@pytest.mark.parametrize("damage", ["absent", "no weights", "pickled weights", "truncated weights"])
-def test_a_folder_that_is_no_model_is_one_clear_error(rm, tmp_path, damage):
-    folder = tmp_path / "model"
-    if damage != "absent":
-        rm.save(folder)
-        (folder / SEAL_FILE).unlink()
-        weights = folder / "model.safetensors"
-        if damage == "truncated weights":
-            weights.write_bytes(weights.read_bytes()[:1000])
-        else:
-            weights.unlink()
-        if damage == "pickled weights":
-            torch.save(rm.model.state_dict(), folder / "pytorch_model.bin")
-    with pytest.raises(ModelError, match=r"could not be loaded|cannot be read"):
-        BradleyTerryRM.from_pretrained(folder)
-
-
 @pytest.mark.parametrize("name", ["tiny", "minilm"])
 def test_a_tokenizer_that_loses_text_is_refused(tiny_folder, tmp_path, name):
     """Without its vocabulary transformers makes an empty tokenizer, which gives every text the same few tokens."""
@@ -142,17 +118,6 @@ def test_rewards_that_are_not_finite_are_refused_with_their_rows(tiny_folder, go
         score_pairs_table(rm, gold_pairs[:2])
     with pytest.raises(ModelError, match=r"not finite \(row 1, row 2\)"):
         score_readable_responses(rm, [("a", "b"), ("c", "d")])
-
-
-def test_tiny_itself_is_untrained():
-    with pytest.raises(ModelError, match="untrained"):
-        BradleyTerryRM.from_pretrained("tiny")
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_cuda_without_a_gpu_is_refused():
-    with pytest.raises(ConfigError, match="no GPU"):
-        pick_device("cuda")
 
 
 def test_a_model_trained_elsewhere_has_no_record_and_gets_a_default(rm, tmp_path):

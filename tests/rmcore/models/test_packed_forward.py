@@ -239,18 +239,6 @@ def test_the_pad_token_in_a_text_means_what_it_means_to_the_model(name):
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-def test_a_row_may_be_longer_than_the_model_has_positions():
-    for name in ("gpt2", "bert"):
-        model = build(name).eval()
-        packing = find(model)
-        sides = [tokens(LONGEST, seed) for seed in range(6)]
-        row = pack_sides(sides, [[index] for index in range(6)], packing)
-        assert row.num_tokens == 6 * LONGEST
-        with torch.no_grad():
-            expected = rewards_of(model, pad_rows(sides, pad_id=PAD))
-            torch.testing.assert_close(packed_outputs(model, row)[:, 0], expected, rtol=1e-4, atol=1e-5)
-
-
 def test_the_trial_leaves_modes_weights_and_random_state_as_they_were():
     model = build("qwen2")
     before = {name: value.clone() for name, value in model.state_dict().items()}

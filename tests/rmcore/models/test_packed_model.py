@@ -1,7 +1,5 @@
 """A reward model whose rows are packed: scored, saved, copied and differentiated as any other."""
 
-import copy
-
 import numpy as np
 import pytest
 import torch
@@ -57,16 +55,6 @@ def test_answers_to_one_prompt_are_scored_together_and_exactly(reward_model):
     assert row_tokens < 0.5 * sum(len(sides[index].ids) for index in (1, 2, 4, 5, 6))
 
 
-@pytest.mark.parametrize("budget", [1, 60, 200])
-def test_the_scoring_budget_does_not_change_a_reward(budget, rm):
-    sides = sides_of(rm)
-    done = []
-    found = rm.score_sides(sides, token_budget=budget, report=lambda number, total, text: done.append(number))
-    np.testing.assert_allclose(found, padded_rewards(rm, sides), rtol=1e-4, atol=1e-5)
-    assert done == sorted(done)
-    assert done[-1] == len(sides)
-
-
 def test_what_is_saved_knows_nothing_of_packing(reward_model, tmp_path):
     sides = sides_of(reward_model)
     rewards = reward_model.score_sides(sides)
@@ -79,19 +67,6 @@ def test_what_is_saved_knows_nothing_of_packing(reward_model, tmp_path):
     with torch.inference_mode():
         alone = [plain(input_ids=torch.tensor([side.ids])).logits.item() for side in sides]
     np.testing.assert_allclose(rewards, alone, rtol=1e-4, atol=1e-5)
-
-
-def test_a_copy_is_whole_and_independent(reward_model):
-    sides = sides_of(reward_model)
-    rewards = reward_model.score_sides(sides)
-    twin = copy.deepcopy(reward_model)
-    # Weights in a mapped file and in memory lie at other alignments, by which sums may round.
-    np.testing.assert_allclose(twin.score_sides(sides), rewards, rtol=1e-5, atol=1e-6)
-    with torch.no_grad():
-        for parameter in twin.model.parameters():
-            parameter.add_(0.1)
-    assert not np.allclose(twin.score_sides(sides), rewards)
-    np.testing.assert_array_equal(reward_model.score_sides(sides), rewards)
 
 
 def test_equal_sides_have_equal_rewards_to_the_last_bit_wherever_they_stand(rm, gold_pairs):

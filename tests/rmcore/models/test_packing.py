@@ -8,16 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.batching import collate, micro_batches, scoring_chunks
-from rmcore.models.packing.layout import (
-    LARGEST_GROUP,
-    Packing,
-    find_groups,
-    group_prefix,
-    group_tokens,
-    pack_sides,
-    shared_prefix,
-)
+from rmcore.models.batching import micro_batches, scoring_chunks
+from rmcore.models.packing.layout import Packing, find_groups, group_prefix, group_tokens, pack_sides, shared_prefix
 
 CAUSAL = Packing(causal=True, kernel="sdpa")
 VARLEN = Packing(causal=True, kernel="varlen")
@@ -110,24 +102,6 @@ def test_the_shared_prefix_ends_before_the_first_difference_and_leaves_a_token_t
     assert shared_prefix(a, b) == shared_prefix(b, a) == naive_prefix(a, b)
 
 
-@given(st.lists(st.integers(0, 9), max_size=600), SIDE, SIDE)
-def test_long_prefixes_are_found_to_the_token(prompt, a, b):
-    assert shared_prefix(prompt + a, prompt + b) == len(prompt) + naive_prefix(a, b)
-
-
-@given(grouped_sides())
-def test_moved_to_a_device_a_row_is_the_same(drawn):
-    row = pack_sides(*drawn, VARLEN)
-    moved = row.to(torch.device("cpu"))
-    assert moved.plan.groups == row.plan.groups
-    assert torch.equal(moved.plan.varlen.key_ends, row.plan.varlen.key_ends)
-    meta = row.to(torch.device("meta"))
-    index = meta.plan.varlen
-    tensors = [meta.input_ids, meta.position_ids, meta.read_at, index.query_ends, index.key_ends]
-    tensors += [] if index.key_at is None else [index.key_at]
-    assert all(tensor.is_meta for tensor in tensors)
-
-
 def saved_tokens(sides, groups):
     return sum(map(len, sides)) - sum(group_tokens([sides[index] for index in group], CAUSAL) for group in groups)
 
@@ -153,17 +127,6 @@ def test_no_other_cut_of_the_sorted_sides_saves_more(sides, most):
         if all(len(run) == 1 or group_tokens([sides[i] for i in run], CAUSAL) <= most for run in runs):
             best = max(best, saved_tokens(sides, runs))
     assert saved_tokens(sides, find_groups(sides, most_tokens=most)) == best
-
-
-def test_answers_to_one_prompt_are_one_group_whatever_their_order():
-    prompts = [[7, 8, 9, 9, 9], [7, 8, 1, 1, 1, 1]]
-    sides = [prompts[number % 2] + [20 + number] for number in range(8)]
-    assert sorted(map(sorted, find_groups(sides, most_tokens=100))) == [[0, 2, 4, 6], [1, 3, 5, 7]]
-
-
-def test_a_group_has_a_largest_size():
-    sides = [[1, 2, 3, 4, number] for number in range(3 * LARGEST_GROUP)]
-    assert sorted(map(len, find_groups(sides, most_tokens=10**6))) == 3 * [LARGEST_GROUP]
 
 
 @given(st.lists(SIDE, max_size=14), st.integers(9, 40), st.sampled_from([None, CAUSAL, ENCODER, VARLEN]))
@@ -193,17 +156,6 @@ def tokenized(sides):
 
 
 PAIRS = st.lists(st.tuples(SIDE, SIDE), min_size=1, max_size=9)
-
-
-@given(PAIRS, st.sampled_from([CAUSAL, VARLEN, ENCODER]))
-def test_a_packed_micro_batch_reads_chosen_sides_first(sides, packing):
-    pairs = tokenized(sides)
-    batch = collate(pairs, range(len(pairs)), pad_id=0, packing=packing)
-    assert batch.num_pairs == len(pairs)
-    assert len(batch.rows.read_at) == 2 * len(pairs)
-    both = [c for c, _ in sides] + [r for _, r in sides]
-    found = rebuilt(batch.rows, itertools.chain.from_iterable((at, len(pairs) + at) for at in range(len(pairs))))
-    assert [found[index][0] for index in range(len(both))] == both
 
 
 @pytest.mark.slow

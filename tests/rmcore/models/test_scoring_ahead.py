@@ -37,11 +37,3 @@ def test_what_the_thread_raises_is_raised_in_its_place():
     assert [next(given) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="three"):
         next(given)
-
-
-def test_a_caller_that_stops_leaves_no_thread():
-    before = threading.active_count()
-    for number in made_ahead(lambda number: number, range(1000)):
-        if number == 1:
-            break
-    assert threading.active_count() == before

@@ -1,6 +1,5 @@
 """A checkpoint that was changed after it was written is refused by name; one that was moved or copied is not."""
 
-import json
 import os
 import shutil
 import struct
@@ -18,7 +17,7 @@ from rmcore.ensembles.score import score_pairs_table
 from rmcore.models.attributes import save_attributes
 from rmcore.models.lora import ADAPTER_FOLDER
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.models.seal import SEAL_FILE, check_seal, write_seal
+from rmcore.models.seal import SEAL_FILE, check_seal
 from rmcore.models.trained import load_renderer
 from rmcore.training.saving import copy_checkpoint, save_checkpoint
 
@@ -131,13 +130,9 @@ def test_a_checkpoint_that_was_changed_is_refused_by_all_that_load_it(folder, da
         load(folder)
     with pytest.raises(ModelError, match=str(folder)):  # as the beginning of another training
         BradleyTerryRM.new(ModelConfig(name=str(folder), max_seq_len=32), seed=0, device=CPU)
-
-
-@pytest.mark.parametrize("damage", ["chat template", "rendering record", "tokenizer", "a file less"])
-def test_a_changed_rendering_is_refused_where_only_text_is_read(folder, damage):
-    DAMAGES[damage](folder)
-    with pytest.raises(ModelError, match=str(folder)):
-        load_renderer(str(folder), max_seq_len=None, render_fn=None)
+    if damage in ("chat template", "rendering record", "tokenizer", "a file less"):
+        with pytest.raises(ModelError, match=str(folder)):  # where only text is read
+            load_renderer(str(folder), max_seq_len=None, render_fn=None)
 
 
 def test_a_changed_adapter_and_a_changed_base_are_refused(folder, tmp_path):
@@ -156,14 +151,6 @@ def test_a_changed_adapter_and_a_changed_base_are_refused(folder, tmp_path):
     load(tmp_path / "on it")
     with pytest.raises(ModelError, match=r"model\.safetensors"):
         load(tmp_path / "on it" / ADAPTER_FOLDER)
-
-
-def test_the_message_names_the_file_and_a_folder_whose_seal_is_removed_loads_as_any_other(folder):
-    flip_a_bit(folder)
-    with pytest.raises(ModelError, match=r"model\.safetensors.*sha256.*rm_seal\.json"):
-        load(folder)
-    (folder / SEAL_FILE).unlink()
-    load(folder)
 
 
 def copied(place):
@@ -209,14 +196,6 @@ def test_what_changes_no_reward_is_loaded(folder, move):
     expected = rewards_of(folder)
     assert np.array_equal(rewards_of(move(folder)), expected)
     assert np.isfinite(rewards_of(folder / ADAPTER_FOLDER)).all()
-
-
-def test_the_seal_depends_on_the_content_alone(folder):
-    first = (folder / SEAL_FILE).read_text()
-    touched(folder)
-    write_seal(folder)
-    assert (folder / SEAL_FILE).read_text() == first
-    assert "model.safetensors" in json.loads(first)["files"]
 
 
 def test_weights_are_read_once_and_then_known_by_size_and_time(folder, tmp_path, monkeypatch):

@@ -6,7 +6,6 @@ import subprocess
 import sys
 import unicodedata
 from functools import cache
-from itertools import pairwise
 
 import pytest
 import torch
@@ -57,21 +56,6 @@ def test_the_same_seed_gives_the_same_bytes_in_another_process(folder, tmp_path)
     assert digests(tmp_path) == digests(folder)
 
 
-def test_another_seed_changes_the_weights_and_nothing_else(folder, tmp_path):
-    other, same = digests(build_tiny(tmp_path, seed=1)), digests(folder)
-    assert {name for name in same if other[name] != same[name]} == {"model.safetensors"}
-    assert other.keys() == same.keys()
-
-
-def test_the_folder_loads_as_a_reward_model_of_the_promised_shape(folder):
-    model = AutoModelForSequenceClassification.from_pretrained(folder)
-    assert type(model).__name__ == "Qwen2ForSequenceClassification"
-    assert 1_000_000 <= sum(parameter.numel() for parameter in model.parameters()) <= 3_000_000
-    config = model.config
-    assert (config.num_labels, config.problem_type, config.max_position_embeddings) == (1, "regression", 1024)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-
-
 def test_the_same_folder_loads_as_a_policy_on_the_same_backbone(folder, tokenizer):
     policy = AutoModelForCausalLM.from_pretrained(folder).eval()
     reward_model = AutoModelForSequenceClassification.from_pretrained(folder)
@@ -102,14 +86,6 @@ def test_the_chat_template_renders_turns_that_extend_their_prompt(tokenizer, pro
     assert tokenizer(full).input_ids[-1] == tokenizer.eos_token_id
     prompt_ids, full_ids = tokenizer(prompt).input_ids, tokenizer(full).input_ids
     assert full_ids[: len(prompt_ids)] == prompt_ids
-
-
-def test_the_assistant_mask_covers_exactly_the_assistants_turns(tokenizer):
-    out = tokenizer.apply_chat_template(DIALOGUE, return_dict=True, return_assistant_tokens_mask=True)
-    kept = [token for token, mine in zip(out["input_ids"], out["assistant_masks"], strict=True) if mine]
-    assert tokenizer.decode(kept) == "Apple, pear.<|im_end|>Kiwi.<|im_end|>"
-    starts = sum(after > before for before, after in pairwise([0, *out["assistant_masks"]]))
-    assert starts == 2
 
 
 @pytest.mark.slow

@@ -35,17 +35,6 @@ def test_temperature_undoes_a_factor_and_only_that(seed, factor):
     assert scaled["calib/loss_after_temperature"] == pytest.approx(plain["calib/loss_after_temperature"], rel=1e-4)
 
 
-@given(st.lists(st.floats(-30, 30, width=32), min_size=CALIBRATION_PAIRS, max_size=60))
-def test_brier_is_its_definition_and_temperature_never_raises_the_loss(margins):
-    found = evaluate(margins)
-    exact = np.array(margins, dtype=np.float64)
-    assert found["calib/brier"] == pytest.approx(np.mean((1 - 1 / (1 + np.exp(-exact))) ** 2), abs=1e-5)
-    if "calib/loss_after_temperature" in found:
-        assert found["calib/loss_after_temperature"] <= np.mean(np.logaddexp(0, -exact)) + 1e-5
-        assert found["calib/temperature"] > 0
-    assert all(np.isfinite(value) for value in found.values())
-
-
 @given(seed=st.integers(0, 1000), power=st.integers(-3, 3))
 def test_beta_is_part_of_the_probability(seed, power):
     """A factor of the margins that beta takes back changes nothing; for powers of two not even a bit."""

@@ -9,10 +9,9 @@ import torch
 import torch._inductor.config as inductor
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from transformers import AutoModelForSequenceClassification
-from transformers.modeling_layers import GradientCheckpointingLayer
 
 from rmcore.config.model import ModelConfig
-from rmcore.models.compiling import COMPILE_ERRORS, CompiledLayers
+from rmcore.models.compiling import CompiledLayers
 from rmcore.models.layers import recompute_layers
 from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.forward import packed_outputs
@@ -114,15 +113,6 @@ def test_scoring_with_compiled_layers_gives_the_same_bits_by_one_graph(graphs, g
     np.testing.assert_array_equal(compiled, plain)
 
 
-def test_scoring_with_compiled_layers_computes_all_of_the_last_one(gold_pairs, monkeypatch):
-    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
-    rm = BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=96), seed=0, device=torch.device("cpu"))
-    assert rm.packing("fp32").reads_last
-    plain = rm.score_pairs(gold_pairs[:4])
-    rm.compiled = CompiledLayers(rm.model)
-    np.testing.assert_allclose(rm.score_pairs(gold_pairs[:4]), plain, rtol=1e-5, atol=1e-6)
-
-
 @pytest.mark.slow
 def test_scoring_that_cannot_be_compiled_goes_on_without(gold_pairs, capsys, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **_: _raising)
@@ -153,30 +143,6 @@ def test_evaluations_of_a_compiled_training_use_its_layers(tmp_path, start, smal
     assert used == [True, True]
     assert compiled.rm.compiled is None
     np.testing.assert_allclose(compiled.trainer.best_rewards, plain.trainer.best_rewards, rtol=0, atol=1e-5)
-
-
-class NumberedLayer(GradientCheckpointingLayer):
-    """A layer whose code has a number of its own, so that each wants a graph."""
-
-    def __init__(self, number):
-        super().__init__()
-        self.number = number
-
-    def forward(self, states):
-        return states / self.number
-
-
-@pytest.mark.slow
-def test_more_graphs_than_the_limit_are_a_failed_compilation(graphs):
-    model = torch.nn.Sequential(*(NumberedLayer(number) for number in range(1, 5)))
-    with torch._dynamo.config.patch(recompile_limit=1), CompiledLayers(model).active(), pytest.raises(COMPILE_ERRORS):
-        model(torch.ones(3, 4))
-
-
-def test_a_model_without_known_layers_trains_without_and_says_so(capsys):
-    compiled = CompiledLayers(torch.nn.Sequential(torch.nn.Linear(2, 2)))
-    assert not compiled.works
-    assert "no layers of a class that is known" in capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")

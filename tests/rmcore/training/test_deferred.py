@@ -3,7 +3,6 @@
 import copy
 import itertools
 import math
-import time
 from dataclasses import replace
 
 import pytest
@@ -127,22 +126,6 @@ def test_clipping_within_the_update_comes_to_the_same(rm, gold_pairs, optimizer,
             torch.testing.assert_close(folded[name][key], value, rtol=1e-6, atol=1e-6 * largest)
 
 
-def test_the_common_time_of_steps_is_shared_out(rm, gold_pairs):
-    stepper = make_stepper(rm, rm.renderer.tokenize_pairs(gold_pairs[:16]), "adamw")
-    stepper.context = replace(stepper.context, failed=torch.zeros(()))
-    steps = [stepper.feed[step] for step in range(2)]
-    began = time.perf_counter()
-    stepper.run(1, *steps[0])
-    first_ended = time.perf_counter()
-    stepper.run(2, *steps[1])
-    ended = time.perf_counter()
-    seconds = [share for _, share in stepper.results()]
-    assert len(seconds) == 2
-    assert ended - first_ended < sum(seconds) <= time.perf_counter() - began
-    assert seconds[0] == seconds[1]
-    assert not list(stepper.results())
-
-
 class Scorer(nn.Module):
     def __init__(self):
         super().__init__()
@@ -225,13 +208,6 @@ def test_the_host_reads_nothing_between_logged_steps(tmp_path, start, deferred):
 
 
 @pytest.mark.slow
-def test_what_cannot_skip_is_read_at_every_step(tmp_path, start, deferred):
-    """And so the counting above can fail."""
-    reads = reads_by_step(start, tmp_path, steps=4, log_every=4, held_out=[], optimizer="sam")
-    assert all(reads.values())
-
-
-@pytest.mark.slow
 def test_reading_later_changes_nothing(tmp_path, start, request):
     # Not clipped: within the update that may round differently (`test_clipping_within_the_update_comes_to_the_same`).
     changes = {"steps": 5, "log_every": 4, "eval_every": 3, "save_every": 2, "clip": 1e3}
@@ -269,39 +245,3 @@ def test_a_training_ends_with_the_last_good_step(tmp_path, start, deferred, bad,
     for name in saved:
         weights = load_file(training.folder / name / "model.safetensors")
         assert all(torch.equal(weights[key], value) for key, value in training.rm.model.state_dict().items())
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("optimizer", ["adamw", "lion", "sam"])
-def test_a_training_that_reads_every_step_keeps_its_best_checkpoint_and_the_last_good_step(tmp_path, start, optimizer):
-    """As on a CPU, and of optimizers that cannot skip an update on a GPU."""
-    training = start(tmp_path, **(ONE_BATCH | {"steps": 5, "eval_every": 2, "optimizer": optimizer}))
-    passes = 2 if optimizer == "sam" else 1
-    spoil(training.rm.model.score.weight, 3 * passes + 1)
-    with pytest.raises(TrainingError, match=r"^step 4: "):
-        training.run()
-    assert training.trainer.progress.step == 3
-    for name in ("best", "step_3"):
-        saved = load_file(tmp_path / name / "model.safetensors")
-        assert all(torch.isfinite(value).all() for value in saved.values())
-    assert all(torch.equal(saved[key], value) for key, value in training.rm.model.state_dict().items())
-
-
-def test_of_two_failures_the_first_is_told(tmp_path, start, deferred):
-    """Memory runs out for good in a step after the one that was not finite."""
-    training = start(tmp_path, **(ONE_BATCH | {"steps": 5, "log_every": 5, "held_out": []}))
-    model = training.rm.model
-    spoil(model.score.weight, 2)
-    forward, seen = model.model.forward, []
-
-    def limited(*args, **options):
-        seen.append(1)
-        if len(seen) >= 4:
-            raise torch.OutOfMemoryError("no room")
-        return forward(*args, **options)
-
-    model.model.forward = limited
-    with pytest.raises(TrainingError, match=r"^step 2: "):
-        training.run()
-    assert training.trainer.progress.step == 1
-    assert (tmp_path / "step_1").is_dir()

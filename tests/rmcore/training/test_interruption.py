@@ -5,13 +5,11 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from rmcore.core.errors import TrainingError
 from rmcore.training.interruption import ECHO_SECONDS, deferred_interruption
 from rmcore.training.resume import find_resume_point
 
@@ -64,16 +62,6 @@ def test_a_signal_in_the_last_step_is_heard_too(tmp_path, start, number):
 
 
 @pytest.mark.slow
-def test_a_signal_as_training_stops_early_costs_no_further_step(tmp_path, start):
-    hopeless = {"lr": 1e-12, "steps": 50, "eval_every": 1, "early_stopping_patience": 3}
-    with pytest.raises(KeyboardInterrupt):
-        start(tmp_path, stop=at_step(4, signal.SIGTERM), **hopeless).run()
-    resumed = start(tmp_path, **hopeless).run()
-    assert resumed.result.num_steps == 4
-    assert "did not improve for 3 evaluations" in resumed.result.stop_reason
-
-
-@pytest.mark.slow
 def test_a_signal_to_the_whole_process_group_in_mid_step_saves_too(tmp_path):
     """As Slurm, systemd and `timeout` send it: to workers as well as to the trainer."""
     program = (
@@ -102,45 +90,6 @@ def test_a_signal_to_the_whole_process_group_in_mid_step_saves_too(tmp_path):
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "interrupted\n"), done.stderr[-2000:]
     assert find_resume_point(tmp_path).step == 3
-
-
-class Deadly(list):
-    """Pairs of which one ends the worker that builds its micro-batch, once `ready` is there."""
-
-    def __init__(self, pairs, deadly, ready, number):
-        super().__init__(pairs)
-        self.deadly, self.ready, self.number, self.home = deadly, ready, number, os.getpid()
-
-    def __getitem__(self, index):
-        if os.getpid() != self.home and index == self.deadly:
-            while not self.ready.exists():
-                time.sleep(0.001)
-            if self.number is not None:
-                os.kill(self.home, self.number)
-            os._exit(1)
-        return super().__getitem__(index)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [None, signal.SIGTERM], ids=["its death alone", "SIGTERM"])
-def test_where_no_micro_batches_come_any_more_what_was_trained_is_saved(tmp_path, start, undisturbed, number):
-    folder, ready, last = tmp_path / "lost", tmp_path / "ready", 3
-
-    def wait(step):
-        if step == last:
-            ready.touch()
-
-    lost = start(folder, stop=wait, num_workers=1)
-    [deadly, *_] = set(lost.trainer.feed.order[last]) - {
-        index for at in range(last) for index in lost.trainer.feed.order[at]
-    }
-    lost.trainer.feed = replace(lost.trainer.feed, pairs=Deadly(lost.trainer.feed.pairs, deadly, ready, number))
-    with pytest.raises(KeyboardInterrupt if number else TrainingError):
-        lost.run()
-    assert find_resume_point(folder).step == last
-    resumed = start(folder).run()
-    expected = undisturbed.rm.model.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.rm.model.state_dict().items())
 
 
 def test_a_second_signal_later_ends_at_once():

@@ -78,33 +78,6 @@ def test_margins_that_are_asked_for_and_missing_are_an_error():
         EVERYTHING(torch.zeros(2), torch.zeros(2))
 
 
-def test_margins_nobody_asked_for_are_left_aside():
-    chosen, rejected = torch.tensor([1.0, 2.0]), torch.zeros(2)
-    assert PairLoss()(chosen, rejected, torch.tensor([5.0, 26.0])) == PairLoss()(chosen, rejected)
-
-
-@pytest.mark.slow
-def test_compiled_whole_it_gives_the_same_loss_and_gradient_for_any_number_of_pairs():
-    torch._dynamo.reset()
-
-    def of_rewards(rewards, annotated):
-        return EVERYTHING(*split_rewards(rewards), annotated)
-
-    compiled = torch.compile(of_rewards, backend="eager", fullgraph=True, dynamic=True)
-    generator = torch.Generator().manual_seed(0)
-    for num_pairs in (5, 3, 8):
-        rewards = torch.randn(2 * num_pairs, 1, generator=generator)
-        annotated = torch.full((num_pairs,), math.nan)
-        annotated[::2] = 26.0
-        results = []
-        for function in (of_rewards, compiled):
-            leaf = rewards.clone().requires_grad_()
-            loss = function(leaf, annotated)
-            loss.backward()
-            results.append((loss.detach(), leaf.grad))
-        torch.testing.assert_close(results[0], results[1])
-
-
 def test_the_builder_passes_every_loss_setting_on():
     fields = {field.name for field in dataclasses.fields(PairLoss)} - {"target_margin_cap"}  # a constant
     settings = {
@@ -121,16 +94,6 @@ def test_shapes_that_would_broadcast_are_refused(shape):
         bradley_terry_loss_sum(torch.zeros(4), torch.zeros(shape))
     with pytest.raises(ValueError, match="one number per pair"):
         EVERYTHING(torch.zeros(4), torch.zeros(4), torch.zeros(shape))
-
-
-def test_a_pair_cut_in_two_is_refused():
-    with pytest.raises(ValueError, match="7 rewards, an odd number"):
-        split_rewards(torch.zeros(7, 1))
-
-
-def test_two_labels_are_refused():
-    with pytest.raises(ValueError, match="exactly one label"):
-        split_rewards(torch.zeros(4, 2))
 
 
 def test_rewards_are_split_chosen_first_in_float32():

@@ -1,6 +1,5 @@
 """A training that was stopped and resumed is the training that was left alone."""
 
-import os
 import pickle
 from pathlib import Path
 
@@ -59,20 +58,6 @@ def test_patience_counts_across_an_interruption(tmp_path, start, stopped):
     assert "did not improve for 4 evaluations" in resumed.result.stop_reason
 
 
-def test_a_damaged_state_costs_the_steps_since_the_one_before(tmp_path, start, undisturbed, capsys, stopped):
-    folder = tmp_path / "damaged"
-    stopped(folder, 3)
-    stopped(folder, 4)
-    newest = next((folder / "resume" / "step_4").glob("*.safetensors"))
-    newest.write_bytes(newest.read_bytes()[:-100])
-    resumed = start(folder).run()
-    said = capsys.readouterr().err
-    assert "warning" in said
-    assert str(newest.parent) in said
-    assert "resumed from step 3 of 6" in said
-    resumed.assert_same(undisturbed)
-
-
 class Killed(BaseException):
     """Ends a training on the spot, as SIGKILL does."""
 
@@ -124,14 +109,6 @@ def test_where_a_training_was_killed_before_its_first_state_none_of_its_steps_st
     assert not steps_in(tmp_path)
 
 
-def test_a_state_holds_its_checkpoints_in_no_room_of_their_own(tmp_path, stopped):
-    stopped(tmp_path, 4, keep_top_k=2, **BY_LOSS)
-    held = {path.relative_to(tmp_path) for path in tmp_path.glob("resume/step_4/checkpoints/*/model.safetensors")}
-    assert {path.parent.name for path in held} == {"best", "step_2", "step_4"}
-    for path in held:
-        assert os.path.samefile(tmp_path / path, tmp_path / path.parent.name / path.name)
-
-
 def content_of(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -149,13 +126,6 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, sta
         assert difference in str(refused.value)
     assert "train.steps" not in str(refused.value)
     assert content_of(find_resume_point(tmp_path).state) == state
-
-
-@pytest.mark.parametrize("which", ["pairs", "held_out"])
-def test_other_pairs_are_refused(tmp_path, start, gold_pairs, which, stopped):
-    stopped(tmp_path, 3)
-    with pytest.raises(ConfigError, match=rf"pairs\.{'train' if which == 'pairs' else 'validation'}"):
-        start(tmp_path, **{which: gold_pairs[50:70]})
 
 
 def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start, undisturbed, stopped):

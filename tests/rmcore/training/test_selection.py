@@ -1,12 +1,9 @@
 """The incremental selection against one that looks at all evaluations again each time."""
 
-import json
 import math
-from dataclasses import asdict
 
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter
 
 from rmcore.training.record import HIGHER_IS_BETTER, Selection
 
@@ -48,16 +45,3 @@ def test_it_agrees_with_looking_at_everything_again(sequence, setting):
         there = (there | ({step} if kept else set())) - set(dropped)
         assert there == {one for _, one in selection.kept}
         assert kept == (step in there)
-
-
-@given(values, values, settings)
-def test_a_selection_read_back_from_json_goes_on_as_itself(before, after, setting):
-    metric, keep = setting
-    selection = Selection(metric, keep)
-    for step, value in enumerate(before):
-        selection.note(value, step)
-    restored = TypeAdapter(Selection).validate_json(json.dumps(asdict(selection), allow_nan=False))
-    assert restored == selection
-    for step, value in enumerate(after, start=len(before)):
-        assert restored.note(value, step) == selection.note(value, step)
-    assert restored == selection

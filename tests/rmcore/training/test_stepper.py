@@ -11,7 +11,7 @@ from rmcore.core.errors import TrainingError
 from rmcore.training.feed import make_feed
 from rmcore.training.losses import make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
-from rmcore.training.ranks import ALONE, Ranks
+from rmcore.training.ranks import ALONE
 from rmcore.training.step import PartialUpdateError, StepContext, Stepper, make_forward
 from rmcore.training.train_mode import without_dropout
 
@@ -75,14 +75,6 @@ def test_halving_leads_to_the_trajectory_of_the_small_budget(rm, gold_pairs, cap
     assert (mine - theirs).norm() < 1e-3 * (theirs - start).norm()
 
 
-@pytest.mark.parametrize(("batching", "said"), [("pairs", "the same"), ("plain", "not the same")])
-def test_it_says_whether_smaller_pieces_change_the_gradient(rm, gold_pairs, capsys, batching, said):
-    stepper = make_stepper(rm, gold_pairs, batching=batching)
-    limit_memory(rm.model, LARGE // 4)
-    run_steps(stepper, 1)
-    assert f"The gradient is {said}." in capsys.readouterr().err
-
-
 def test_packed_rows_are_halved_down_to_the_dearest_pair(rm, gold_pairs, capsys):
     """A pair that shares its prompt needs less than two of its longest sides, and is tried at that."""
     stepper = make_stepper(rm, gold_pairs, packing=rm.packing())
@@ -131,22 +123,6 @@ def test_memory_failing_in_the_second_pass_of_sam_restores_the_weights(rm, gold_
     assert all(torch.equal(value, rm.model.state_dict()[name]) for name, value in other.model.state_dict().items())
 
 
-def test_memory_failing_in_the_ascent_of_sam_restores_the_weights(rm, gold_pairs):
-    """The ascent copies all weights: where memory is short, it fails there, half way."""
-    stepper = make_stepper(rm, gold_pairs, optimizer="sam")
-    before = copy.deepcopy(rm.model.state_dict())
-    optimizer, ascend = stepper.context.optimizer, stepper.context.optimizer.ascend
-
-    def half_way():
-        ascend()
-        raise torch.OutOfMemoryError("no room for a copy")
-
-    optimizer.ascend = half_way
-    with pytest.raises(TrainingError, match="out of memory"):
-        run_steps(stepper, 1)
-    assert all(torch.equal(value, before[name]) for name, value in rm.model.state_dict().items())
-
-
 def test_where_single_pairs_do_not_fit_it_says_what_to_do(rm, gold_pairs):
     stepper = make_stepper(rm, gold_pairs)
     longest = max(pair.num_tokens for pair in stepper.feed.pairs)
@@ -155,13 +131,6 @@ def test_where_single_pairs_do_not_fit_it_says_what_to_do(rm, gold_pairs):
         run_steps(stepper, 1)
     assert stepper.token_budget == 2 * longest  # tried, not only concluded
     assert seen[-1] <= 2 * longest
-
-
-def test_among_several_processes_it_asks_for_a_smaller_budget(rm, gold_pairs):
-    stepper = make_stepper(rm, gold_pairs, ranks=Ranks(0, 2))
-    limit_memory(rm.model, 1)
-    with pytest.raises(TrainingError, match=r"one of 2 processes.*token_budget=\d+ or less"):
-        run_steps(stepper, 1)
 
 
 def test_an_update_that_runs_out_of_memory_is_not_repeated(rm, gold_pairs):
