@@ -16,7 +16,6 @@ from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.sharding import reshard
 
 CALIBRATION_BINS = 10
-"""As TrainConfig has them by default."""
 PAIRS_PER_BIN = 2
 """With fewer validation pairs a bin a calibration error or a temperature is noise."""
 SCORED_TOGETHER = 16384
@@ -34,8 +33,6 @@ class Evaluation:
     """The validation pairs."""
     rewards: np.ndarray
     """(P, 2) float32 rewards of those pairs, chosen first."""
-    num_bins: int = CALIBRATION_BINS
-    """Calibration bins."""
 
 
 class Callback(Protocol):
@@ -64,10 +61,10 @@ def calibration(evaluation: Evaluation) -> dict[str, float]:
     """
     log_odds = evaluation.rm.beta * (evaluation.rewards[:, 0].astype(np.float64) - evaluation.rewards[:, 1])
     found = {"calib/brier": float(np.mean(np.exp(-2 * np.logaddexp(0.0, log_odds))))}
-    if len(log_odds) < PAIRS_PER_BIN * evaluation.num_bins or np.ptp(log_odds) == 0:
+    if len(log_odds) < PAIRS_PER_BIN * CALIBRATION_BINS or np.ptp(log_odds) == 0:
         return found
     every = np.arange(len(log_odds))
-    binned = BinnedCalibration(log_odds, every, len(log_odds), evaluation.num_bins)
+    binned = BinnedCalibration(log_odds, every, len(log_odds), CALIBRATION_BINS)
     found["calib/ece_debiased"] = max(0.0, float(binned(np.ones((1, len(log_odds))))["ece_debiased"][0]))
     temperature, _ = fit_temperature(log_odds)
     if temperature is not None:

@@ -460,18 +460,13 @@ def share_memory(rm: BradleyTerryRM, config: TrainConfig, packing: Packing | Non
     return min(budget for budget, _ in chosen), max(share for _, share in chosen)
 
 
-def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks, *, half: bool | None = None) -> StepContext:
-    """Bring the model into its training form, sharded where there are several ranks; what all steps share.
-
-    `half` says whether bf16 computes with bfloat16 copies of the weights rather than by autocast; None: where that was
-    found to be faster.
-    """
+def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> StepContext:
+    """Bring the model into its training form, sharded where there are several ranks; what all steps share."""
     recompute_layers(rm.model, rm.recomputed_share if config.gradient_checkpointing else 0.0)
     shard(rm, ranks, config.chosen_precision)
     device = rm.device
     optimizer = make_optimizer(rm.model, config)
-    wanted = uses_half_weights(config, device) if half is None else half and config.chosen_precision == "bf16"
-    weights = _half_weights(rm, device) if wanted and ranks.world == 1 else None
+    weights = _half_weights(rm, device) if uses_half_weights(config, device) and ranks.world == 1 else None
     computes_as_it_is = weights is not None or ranks.world > 1  # see `shard`
     precision = "fp32" if computes_as_it_is else config.chosen_precision
     if rm.companion is None:

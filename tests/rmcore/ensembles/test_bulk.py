@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import signal
-from dataclasses import replace
 from importlib.util import find_spec
 
 import numpy as np
@@ -15,7 +14,7 @@ import pytest
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.data.parts import SourceInParts
 from rmcore.data.table import write_pairs
-from rmcore.ensembles.bulk import JOB_FILE, PARTS_SUFFIX, LocalScorer, score_part, score_source
+from rmcore.ensembles.bulk import PARTS_SUFFIX, LocalScorer, score_source
 from rmcore.ensembles.score import score_pairs_table, score_readable_responses
 from source_sample import lines
 
@@ -116,15 +115,6 @@ def test_each_reward_is_in_its_row_with_every_column_of_the_source(tmp_path, rm,
         assert [json.loads(one) if as_text else one for one in kept] == [values[place] for place in (0, 3, 5)], name
 
 
-def test_pairs_keep_their_texts_and_columns(tmp_path, rm):
-    rows = [{"prompt": f"p{i}", "chosen": f"c{i}", "rejected": "r", "id": i, "margin": i} for i in range(5)]
-    rows[2]["chosen"] = "r"
-    score_source(SourceInParts(lines(rows, tmp_path / "rows.jsonl"), 2), LocalScorer(rm), tmp_path / "o.parquet", JOB)
-    found = pq.read_table(tmp_path / "o.parquet").to_pylist()
-    names = {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected", "id": "id", "margin": "target_margin"}
-    assert [{name: row[ours] for name, ours in names.items()} for row in found] == [rows[i] for i in (0, 1, 3, 4)]
-
-
 def test_no_cell_of_a_table_is_a_formula(tmp_path, rm):
     with answer_rows(tmp_path, rm, ".csv").open(newline="") as file:
         cells = [cell for row in csv.reader(file) for cell in row]
@@ -152,21 +142,6 @@ def test_what_another_job_began_is_not_gone_on_with(tmp_path, rm, pairs):
     with pytest.raises(ConfigError, match="checkpoint differ"):
         score_source(source(tmp_path), LocalScorer(rm), out, JOB | {"checkpoint": "other"})
     assert score_source(source(tmp_path), LocalScorer(rm), out, JOB) == len(pairs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("num_scored", [0, 2])
-def test_another_job_may_begin_where_nobody_knows_of_any(tmp_path, rm, pairs, num_scored):
-    """As after a first try with the wrong columns, or as a clean-up that was killed may leave parts."""
-    out = tmp_path / "out.parquet"
-    with pytest.raises(KeyboardInterrupt):
-        score_source(source(tmp_path), Counting(rm, num_scored), out, JOB)
-    folder = out.with_name(out.name + PARTS_SUFFIX)
-    assert folder.exists() == (num_scored > 0)
-    (folder / JOB_FILE).unlink(missing_ok=True)
-    again = Counting(rm)
-    assert score_source(source(tmp_path), again, out, JOB | {"checkpoint": "other"}) == len(pairs)
-    assert again.seen == list(range(9))
 
 
 def test_only_one_at_a_time_scores_into_a_file(tmp_path, rm, pairs):
@@ -201,31 +176,6 @@ def test_a_part_that_cannot_be_read_costs_its_rows_and_is_told_also_after_a_kill
     said = capsys.readouterr().err
     assert said.startswith("warning: 7 rows cannot be read by this model and are left out")
     assert "it holds a control token" in said
-
-
-def test_a_source_that_the_model_cannot_read_at_all_is_an_error(tmp_path, rm, pairs, monkeypatch):
-    def unreadable(given, **rest):
-        raise DataError("pair 0: it holds a control token")
-
-    monkeypatch.setattr(rm.renderer, "tokenize_readable", unreadable)
-    out = tmp_path / "none.parquet"
-    with pytest.raises(DataError, match=r"none of the rows.*it holds a control token"):
-        score_source(source(tmp_path), LocalScorer(rm), out, JOB)
-    assert list(tmp_path.glob("none*")) == []
-
-
-def test_columns_that_some_parts_have_no_value_in_are_joined(tmp_path, rm, pairs):
-    """Of the rows in the first part nobody knows the subset, so its column has no type there."""
-
-    class Untyped(LocalScorer):
-        def scored(self, parts):
-            for part in parts:
-                scored = score_part(self.rm, part)
-                yield replace(scored, table=scored.table.assign(subset=None if part.number == 0 else "known"))
-
-    out = tmp_path / "out.parquet"
-    score_source(source(tmp_path), Untyped(rm), out, JOB)
-    assert pd.read_parquet(out).subset.isna().sum() == 7
 
 
 @pytest.mark.services

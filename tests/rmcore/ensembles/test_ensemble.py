@@ -34,13 +34,6 @@ def models(rm):
     return [another(rm, 1), another(rm, 2, backbone=True), another(rm, 3), another(rm, 4)]
 
 
-@pytest.fixture
-def checkpoints(models, tmp_path):
-    for number, model in enumerate(models):
-        model.save(tmp_path / f"m{number}")
-    return [tmp_path / f"m{number}" for number in range(len(models))]
-
-
 def test_members_that_share_a_backbone_are_one_pass_and_score_as_each_alone(models, gold_pairs):
     prompts, responses = rows(gold_pairs[:6])
     ensemble = RewardModelEnsemble(models, uncertainty_threshold=None)
@@ -139,18 +132,6 @@ def test_one_member_cannot_disagree(rm, gold_pairs):
             ask(prompts, responses)
     with pytest.raises(ConfigError, match="no models"):
         RewardModelEnsemble([])
-
-
-@pytest.mark.slow
-def test_rewards_that_are_not_finite_name_their_member(checkpoints, gold_pairs):
-    broken = BradleyTerryRM.from_pretrained(checkpoints[2], device="cpu")
-    with torch.no_grad():
-        norm = broken.model.get_submodule("model.norm").weight
-        norm.fill_(3e38)  # finite, or it would be refused when it is loaded; its rewards overflow
-    broken.save(checkpoints[2])
-    ensemble = RewardModelEnsemble.from_checkpoints(checkpoints, device="cpu")
-    with pytest.raises(ModelError, match=r"4 of 4 rewards of member .*m2 are not finite"):
-        ensemble.score(*rows(gold_pairs[:2]))
 
 
 @pytest.mark.slow

@@ -92,15 +92,6 @@ def test_the_budget_and_the_path_do_not_change_features(reward_model, gold_pairs
     assert not head_of(reward_model)._forward_pre_hooks
 
 
-@pytest.mark.slow
-def test_the_head_in_use_is_the_trained_copy_beside_adapters(tiny_folder, gold_pairs):
-    rm = causal(tiny_folder, lora=True)
-    sides = sides_of(rm, gold_pairs[:4])
-    with torch.no_grad():
-        head_of(rm).weight.zero_()
-    assert not rm.score_sides(sides).any()
-
-
 class Squashed(nn.Module):
     """A head that does more after its linear layer."""
 

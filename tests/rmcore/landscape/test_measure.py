@@ -14,7 +14,6 @@ from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.landscape.analyzer import HessianAnalyzer
 from rmcore.landscape.measure import (
     CURVATURE_TOKEN_BUDGET,
-    MAX_GROUPS,
     CurvatureSample,
     error_over_prompts,
     group_prompts,
@@ -58,23 +57,6 @@ def test_the_record_is_the_analyzers_and_whole_as_json(tiny, sample, method):
     assert json.loads(json.dumps(record, allow_nan=False)) == record
     over = record["over_prompts"]
     assert (over["standard_error"] is None) == (record["lambda_max"] is None) == bool(over["reasons"])
-
-
-def test_the_forms_of_the_groups_have_the_eigenvalue_as_their_mean_and_its_jackknife_error(tiny, sample):
-    """A delete-a-group jackknife of the same mean, computed from the dense matrix of each pair."""
-    hessian = LossHessian(tiny, sample.batches)
-    vector = torch.randn(hessian.num_parameters, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    vector /= vector.norm()
-    found = error_over_prompts(tiny, sample, vector, SMALL, lambda *at: None)
-    groups = sample.prompt_groups(MAX_GROUPS)
-    assert (found["num_groups"], found["num_prompts"]) == (5, 5)
-    forms = np.array([float(vector @ LossHessian(tiny, group.batches).product(vector)) for group in groups])
-    sizes = np.array([len(group.pairs) for group in groups])
-    whole = float(vector @ hessian.product(vector))
-    assert (forms * sizes).sum() / 8 == pytest.approx(whole, rel=1e-9)
-    without = [((forms * sizes).sum() - f * s) / (8 - s) for f, s in zip(forms, sizes, strict=True)]
-    jackknife = np.sqrt(4 / 5 * ((np.array(without) - np.mean(without)) ** 2).sum())
-    assert found["standard_error"] == pytest.approx(jackknife, rel=0.3)  # equal to first order in 1 / G
 
 
 @pytest.mark.slow

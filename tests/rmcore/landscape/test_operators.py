@@ -1,7 +1,6 @@
 """Products with the loss Hessian: equal to the dense truth, indifferent to the cut, and leaving no trace."""
 
 import itertools
-import math
 from types import SimpleNamespace
 
 import pytest
@@ -101,12 +100,6 @@ def test_unusable_models_and_settings_are_refused(tiny, rows, world):
     tiny.requires_grad_(False)
     with pytest.raises(ModelError, match="Unfreeze"):
         LossHessian(tiny, [rows])
-
-
-@pytest.mark.parametrize("temperature", [0.0, math.nan])
-def test_a_temperature_that_leaves_no_loss_is_refused(tiny, rows, temperature):
-    with pytest.raises(ConfigError, match="temperature="):
-        LossHessian(tiny, [rows], temperature=temperature)
 
 
 def test_weights_that_are_not_finite_are_reported(tiny, rows):

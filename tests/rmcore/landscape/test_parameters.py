@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
 
 import exact_models
 from rmcore.core.errors import ConfigError, CurvatureError, ModelError
@@ -95,14 +94,6 @@ def test_frozen_parameters_are_refused(parameters):
     else:
         with pytest.raises(ModelError, match="frozen"):
             LossHessian(model, [ROWS], parameters=parameters)
-
-
-def test_integer_parameters_are_refused_and_left_out_of_all():
-    model = exact_models.make_model("llama")
-    model.score.weight = nn.Parameter(torch.ones(1, 8, dtype=torch.int8), requires_grad=False)
-    with pytest.raises(ModelError, match="integers"):
-        LossHessian(model, [ROWS], parameters="head")
-    assert "score.weight" not in select_parameters(model, "all")
 
 
 @pytest.mark.slow

@@ -19,7 +19,6 @@ from rmcore.models.weight_files import INDEX_FILE
 from rmcore.training.saving import save_checkpoint
 
 PROMPTS, RESPONSES = ["What is 2 + 2?", "Hello"], ["It is 4.", "no"]
-GONE = object()
 CPU = torch.device("cpu")
 
 
@@ -96,33 +95,6 @@ def test_a_damaged_file_is_refused_or_does_not_matter(whole, rewards, tmp_path, 
     shutil.copytree(whole, folder)
     DAMAGES[damage](next(folder.glob("model-00001*")) if file == "weights" else folder / file)
     only_named(folder, rewards)
-
-
-ODD = {"null": None, "text": "x", "list": [1], "huge": 10**30, "gone": GONE}
-FIELDS = {
-    "config.json": ["model_type", "architectures", "hidden_size", "vocab_size", "num_hidden_layers", "id2label"],
-    "rm_rendering.json": ["format", "max_seq_len", "render_fn"],
-    "rm_preference.json": ["beta"],
-    "tokenizer_config.json": ["tokenizer_class", "extra_special_tokens", "model_max_length"],
-    "tokenizer.json": ["added_tokens", "pre_tokenizer", "model"],
-    ADAPTER_CONFIG: ["base_model_name_or_path", "peft_type", "r", "target_modules", "modules_to_save"],
-    BASE_FILE: ["name", "seed", "fingerprint"],
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("value", ODD)
-@pytest.mark.parametrize(("file", "field"), [(file, field) for file, fields in FIELDS.items() for field in fields])
-def test_a_field_of_the_wrong_kind_is_refused_or_does_not_matter(request, tmp_path, file, field, value):
-    of_adapter = file in (ADAPTER_CONFIG, BASE_FILE)
-    names = ("adapter", "adapted") if of_adapter else ("whole", "rewards")
-    source, expected = map(request.getfixturevalue, names)
-    folder = shutil.copytree(source, tmp_path / "model")
-    if file == ADAPTER_CONFIG:
-        (folder / BASE_FILE).unlink()  # as an adapter that was made elsewhere
-    changed = json.loads((folder / file).read_text()) | {field: ODD[value]}
-    (folder / file).write_text(json.dumps({name: one for name, one in changed.items() if one is not GONE}))
-    only_named(folder, expected)
 
 
 @pytest.fixture(scope="module")

@@ -86,14 +86,6 @@ def test_a_model_that_was_trained_on_the_day_s_date_is_read_as_before_and_said(g
     assert "depend on the day" in capsys.readouterr().err
 
 
-def test_a_format_that_is_no_literal_is_said_to_depend_on_the_day(go_to, tiny_folder, tmp_path, capsys):
-    template = "{% set form = '%d %B' %}{{ strftime_now (form) }}" + SMOL
-    base = with_template(tiny_folder, tmp_path / "base", template)
-    rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=512), seed=0, device=CPU)
-    assert f"{datetime.datetime.now():%d %B}" in rm.renderer.render(*SIDE)
-    assert "depend on the day" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("use_chat_template", [True, False])
 def test_a_template_that_is_not_asked_for_a_date_stays(use_chat_template, tiny_folder, tmp_path, capsys):
     """One with a date of its own (Llama 3.1's is always 26 Jul 2024), and one that nothing is rendered by."""

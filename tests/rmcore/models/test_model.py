@@ -12,8 +12,7 @@ from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.data.rendering import RENDERING_FILE
 from rmcore.ensembles.score import score_pairs_table, score_readable_responses
-from rmcore.models.loading import load_tokenizer, max_positions, resolve_model
-from rmcore.models.packing.forward import _first_position
+from rmcore.models.loading import load_tokenizer, resolve_model
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import SEAL_FILE, write_seal
 from rmcore.models.trained import load_renderer
@@ -36,18 +35,6 @@ def test_a_saved_model_is_a_plain_hugging_face_folder_with_the_same_rewards(rm, 
     reloaded = BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
     assert np.array_equal(reloaded.score(PROMPTS, RESPONSES), rm.score(PROMPTS, RESPONSES))
     assert reloaded.renderer.rendering == rm.renderer.rendering
-
-
-def test_a_new_head_depends_on_the_seed_only_and_the_callers_random_numbers_are_left_alone():
-    torch.manual_seed(5)
-    expected = torch.rand(3)
-    torch.manual_seed(5)
-    first = BradleyTerryRM.new(ModelConfig(name="tiny"), seed=1, device=CPU)
-    assert torch.equal(torch.rand(3), expected)
-    second = BradleyTerryRM.new(ModelConfig(name="tiny"), seed=1, device=CPU)
-    other = BradleyTerryRM.new(ModelConfig(name="tiny"), seed=2, device=CPU)
-    assert torch.equal(first.model.score.weight, second.model.score.weight)
-    assert not torch.equal(first.model.score.weight, other.model.score.weight)
 
 
 @pytest.fixture
@@ -140,20 +127,6 @@ def test_a_checkpoint_that_lacks_its_head_is_refused(rm, tmp_path):
 
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
-FIRST = {
-    "BertConfig": 0, "ElectraConfig": 0, "MarkupLMConfig": 1, "RobertaConfig": 2, "XLMRobertaConfig": 2,
-    "CamembertConfig": 2, "MPNetConfig": 2, "IBertConfig": 2, "EsmConfig": 2,
-}  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FIRST)
-def test_a_class_with_learned_positions_has_as_many_as_behind_its_first(name):
-    config = getattr(hf, name)(**({"vocab_size": 33, "pad_token_id": 1} if name == "EsmConfig" else {}))
-    with torch.device("meta"):  # its shell has no memory
-        model = hf.AutoModelForSequenceClassification.from_config(config)
-    assert _first_position(model) == FIRST[name]
-    assert max_positions(config) == config.max_position_embeddings - FIRST[name]
 
 
 @pytest.mark.slow

@@ -140,19 +140,6 @@ def test_whether_the_kernel_groups_heads_is_found_by_its_output_and_gradient(mon
         assert kernel_groups_heads(4, 2, DIM, cpu) is expected
 
 
-@pytest.mark.parametrize(("longest", "told"), [(1, 1), (2, 2), (3, 4), (64, 64), (65, 128)])
-def test_the_kernel_is_told_a_power_of_two_that_no_sequence_exceeds(longest, told):
-    assert plan_of([[[1] * longest], [[0]]], causal=True).varlen.longest == told
-
-
-def test_the_index_of_a_causal_model_names_its_keys_whether_or_not_a_prefix_is_shared():
-    index = plan_of([[[1, 1, 0], [1, 1, 1]]], causal=True).varlen
-    assert index.key_at.tolist() == [0, 1, 2, 0, 1, 3]
-    assert (index.query_ends.tolist(), index.key_ends.tolist()) == ([0, 3, 4], [0, 3, 6])
-    assert plan_of([[[1, 1], [0, 0]], [[1]]], causal=True).varlen.key_at.tolist() == [0, 1, 2, 3, 4]
-    assert plan_of([[[1, 1], [0, 0]], [[1]]], causal=False).varlen.key_at is None
-
-
 def test_under_autocast_the_kernel_gets_bfloat16_whatever_the_layer_hands_over(monkeypatch):
     """FlashAttention takes narrow floats only, and rotary positions leave float32 behind."""
     seen = []

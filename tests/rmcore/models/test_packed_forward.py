@@ -212,19 +212,6 @@ def test_bfloat16_is_as_near_to_the_truth_packed_as_padded(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CONFIGS)
-def test_many_answers_to_one_prompt_in_any_arrangement(name):
-    model = build(name, dtype=torch.float64).eval()
-    packing = find(model)
-    sides = [PROMPT + tokens(count, count) for count in (3, 1, 12, 5)] + [[7], [8, 9], PROMPT, tokens(LONGEST, 1)]
-    with torch.no_grad():
-        expected = torch.cat([rewards_of(model, pad_rows([side], pad_id=PAD)) for side in sides])
-        for groups in ([[0, 1, 2, 3, 6], [4], [7, 5]], [[5], [3, 0], [6, 2, 1], [7, 4]], [[i] for i in range(8)]):
-            found = packed_outputs(model, pack_sides(sides, groups, packing))[:, 0]
-            torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CONFIGS)
 def test_the_pad_token_in_a_text_means_what_it_means_to_the_model(name):
     """Causal classes read the last token that is not the pad token, RoBERTa does not count it as a position.
 

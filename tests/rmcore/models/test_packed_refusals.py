@@ -138,16 +138,6 @@ def test_a_window_shorter_than_a_side_is_refused_and_a_longer_one_packed_exactly
         torch.testing.assert_close(packed_outputs(model, row)[:, 0], alone(model), rtol=1e-4, atol=1e-5)
 
 
-def test_an_encoders_window_lies_half_before_and_half_after():
-    for window, fits in ((2 * LONGEST - 2, False), (2 * LONGEST, True)):
-        config = hf.BertConfig(**SHAPE, local_attention=window)
-        if fits:
-            assert not find(build(config)).causal
-        else:
-            with pytest.raises(ModelError, match=rf"sees {LONGEST - 1} tokens back \(local_attention\)"):
-                find(build(config))
-
-
 @pytest.mark.parametrize(("original", "fits"), [(LONGEST - 1, False), (LONGEST, True)])
 def test_positions_that_stretch_with_the_longest_side_are_refused_where_they_would(original, fits):
     rope = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": original}

@@ -146,11 +146,6 @@ def _renumbered(groups):
     return [[next(places) for _ in group] for group in groups]
 
 
-def test_a_side_longer_than_the_scoring_budget_has_a_chunk_of_its_own():
-    sides = [[1] * 3, [2] * 50, [3] * 4]
-    assert scoring_chunks(sides, token_budget=10, packing=CAUSAL)[0] == [[1]]
-
-
 def tokenized(sides):
     return [TokenizedPair(str(i), TokenizedSide(c, 0), TokenizedSide(r, 0)) for i, (c, r) in enumerate(sides)]
 

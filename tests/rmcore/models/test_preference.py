@@ -9,7 +9,7 @@ from rmcore.cli.export import Dtype, export
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ModelError
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.models.seal import PREFERENCE_FILE, read_beta, write_seal
+from rmcore.models.seal import PREFERENCE_FILE, write_seal
 
 CPU = torch.device("cpu")
 
@@ -45,21 +45,8 @@ def test_a_checkpoint_without_a_record_has_beta_one(saved):
     assert load(saved).beta == 1.0
 
 
-def test_a_new_training_begins_with_beta_one_whatever_its_base_had(saved):
-    (saved / PREFERENCE_FILE).write_text('{"beta": 0.25}')
-    write_seal(saved)
-    assert BradleyTerryRM.new(ModelConfig(name=str(saved), max_seq_len=96), seed=0, device=CPU).beta == 1.0
-
-
 @pytest.mark.parametrize("value", [0, float("nan"), 10**400, "0.25", True])
 def test_a_beta_that_is_no_scale_is_refused_with_its_file(saved, value):
     (saved / PREFERENCE_FILE).write_text(json.dumps({"beta": value}))
     with pytest.raises(ModelError, match=rf"model/{PREFERENCE_FILE} says beta="):
         load(saved)
-
-
-@pytest.mark.parametrize("text", ["{", "[]", "{}"])
-def test_a_damaged_record_is_refused_with_its_file(tmp_path, text):
-    (tmp_path / PREFERENCE_FILE).write_text(text)
-    with pytest.raises(ModelError, match=rf"{PREFERENCE_FILE} is damaged"):
-        read_beta(tmp_path)

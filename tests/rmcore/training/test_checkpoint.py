@@ -54,15 +54,6 @@ def test_what_is_kept(tmp_path, rm, top):
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
 
 
-def test_a_kept_checkpoint_that_was_deleted_by_hand_is_no_part_of_a_state(tmp_path, rm):
-    config = TrainConfig(keep_top_k=3)
-    writer = CheckpointWriter(rm, config, tmp_path, Selection.of(config), ALONE)
-    for step, value in enumerate([0.5, 0.7, 0.6], start=1):
-        writer.evaluated(step, value)
-    shutil.rmtree(tmp_path / "step_1")
-    assert {place.name for place in writer.chosen()} == {"best", "step_2", "step_3"}
-
-
 def test_a_copy_takes_no_room_and_outlives_what_it_was_copied_from(tmp_path, rm):
     save_checkpoint(rm, tmp_path / "step_1")
     copy_checkpoint(tmp_path / "step_1", tmp_path / "best")
@@ -83,15 +74,6 @@ def test_a_kill_between_the_two_renames_is_mended(tmp_path, rm):
     repair_interrupted(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {"best"}
     assert marked(tmp_path / "best") == before
-
-
-def test_a_kill_after_the_two_renames_is_mended(tmp_path, rm):
-    save_checkpoint(rm, tmp_path / ".best.old")
-    mark(rm, 3)
-    save_checkpoint(rm, tmp_path / "best")
-    repair_interrupted(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"best"}
-    assert marked(tmp_path / "best") == 3
 
 
 def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, rm):

@@ -219,16 +219,6 @@ def test_reading_later_changes_nothing(tmp_path, start, request):
 
 
 @pytest.mark.slow
-def test_an_interrupted_training_has_read_its_steps_and_goes_on_exactly(tmp_path, start, stopped, deferred):
-    changes = {"log_every": 4, "held_out": [], "steps": 5}
-    undisturbed = start(tmp_path / "undisturbed", **changes).run()
-    stopped(tmp_path / "stopped", 3, **changes)
-    resumed = start(tmp_path / "stopped", **changes).run()
-    assert resumed.result.resumed_from == [3]
-    resumed.assert_same(undisturbed)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(("bad", "later"), [(2, {"eval_every": 3}), (3, {"save_every": 4}), (1, {})])
 def test_a_training_ends_with_the_last_good_step(tmp_path, start, deferred, bad, later):
     changes = ONE_BATCH | {"steps": 5, "log_every": 5, "eval_every": 5}

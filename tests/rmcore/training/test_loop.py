@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.files import read_json_lines
 from rmcore.core.progress import progress_bar
@@ -22,7 +21,6 @@ from rmcore.stages.order import training_of
 from rmcore.stages.train import train_into
 from tests.support.turn_fields import TOOLS_TURN
 
-CPU = torch.device("cpu")
 TRAIN = {"steps": 6, "eval_every": 2, "log_every": 1, "lr": 1e-3, "pairs_per_step": 4, "warmup_steps": 0}
 
 
@@ -102,18 +100,6 @@ def test_where_no_step_is_chosen_the_last_one_is_kept_and_evaluations_still_run(
     assert trainer.best_rewards_split == "validation"
 
 
-@pytest.mark.parametrize(
-    ("settings", "advice"),
-    [
-        ({}, r"early_stopping_patience=5 .*set early_stopping_patience to null \(--no-early-stopping\)"),
-        ({"early_stopping_patience": None, "keep_top_k": 2}, "keep_top_k=2 .*save_every"),
-    ],
-)
-def test_what_needs_a_choice_is_refused_without_one(settings, advice):
-    with pytest.raises(ValidationError, match=advice):
-        TrainConfig.model_validate({"best_metric": "last"} | settings)
-
-
 @pytest.mark.slow
 def test_an_evaluation_in_training_measures_what_the_evaluate_stage_does(undisturbed):
     logged = undisturbed.rows()[undisturbed.result.best_step]
@@ -143,17 +129,6 @@ def test_metrics_and_reward_distributions_can_be_followed_while_it_trains(start,
     rewards = training.trainer.best_rewards
     described = json.loads((tmp_path / "reward_distributions.json").read_text())["validation"]
     assert [described[side]["mean"] for side in ("chosen", "rejected")] == pytest.approx(rewards.mean(axis=0).tolist())
-
-
-@pytest.mark.slow
-def test_without_validation_pairs_the_first_that_were_trained_on_are_described(tmp_path, start, monkeypatch):
-    monkeypatch.setattr("rmcore.training.loop.DISTRIBUTION_PAIRS", 6)
-    trainer = start(tmp_path, held_out=[], steps=3).run().trainer
-    trained = [index for step in range(3) for index in trainer.feed.order[step]]
-    assert (trainer.best_rewards_split, len(trainer.best_rewards)) == ("train", 6)
-    pairs = [trainer.train[index] for index in trained[:6]]
-    scored = trainer.rm.score_sides([side for pair in pairs for side in (pair.chosen, pair.rejected)])
-    np.testing.assert_allclose(trainer.best_rewards, scored.reshape(-1, 2), atol=1e-5)
 
 
 @pytest.mark.slow

@@ -236,29 +236,6 @@ def test_sam_ascends_by_its_radius_along_the_gradient_and_comes_back_exactly(see
     assert same_bits(model, start)
 
 
-def test_a_sam_step_is_adamw_on_the_gradient_at_the_ascended_weights():
-    config = configured("sam", schedule="constant")
-    model, other, plain = SmallScorer(), SmallScorer(), SmallScorer()
-    train(model, make_optimizer(model, config), config, range(1))
-
-    small_loss(other, 0).backward()
-    shifted = copy.deepcopy(other)
-    gradients = {name: p.grad for name, p in other.named_parameters() if p.requires_grad}
-    norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
-    for name, gradient in gradients.items():
-        shifted.get_parameter(name).data += SAM_RADIUS * gradient / norm
-    small_loss(shifted, 0).backward()
-    for name in gradients:
-        other.get_parameter(name).grad = shifted.get_parameter(name).grad
-    adamw = configured("adamw", schedule="constant")
-    make_optimizer(other, adamw).step()
-    for ours, expected in zip(model.parameters(), other.parameters(), strict=True):
-        torch.testing.assert_close(ours, expected)
-
-    train(plain, make_optimizer(plain, adamw), adamw, range(1))
-    assert not same_bits(model, plain)
-
-
 @pytest.fixture
 def one_rank():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

@@ -75,12 +75,6 @@ def test_rewinding_cuts_what_will_be_done_again(tmp_path):
     assert metrics.read_text() == ""
 
 
-def test_metrics_of_something_else_are_left_alone(tmp_path):
-    (tmp_path / METRICS_FILE).write_text("mine\n")
-    assert rewind(tmp_path) is None
-    assert (tmp_path / METRICS_FILE).read_text() == "mine\n"
-
-
 def test_other_settings_are_refused_field_by_field(tmp_path):
     assert read_beginning(tmp_path, SETTINGS) is None
     begin(tmp_path, SETTINGS, {"token_budget": 512})
@@ -92,11 +86,6 @@ def test_other_settings_are_refused_field_by_field(tmp_path):
     assert "train.lr: 0.1 there, 0.2 here" in message
     assert "train.new: 'absent' there, 1 here" in message
     assert "seed" not in message
-
-
-def test_a_training_with_nothing_to_lose_may_be_begun_anew(tmp_path):
-    begin(tmp_path, SETTINGS, {"token_budget": 512})
-    assert read_beginning(tmp_path, {**SETTINGS, "train.lr": 0.2}) is None
 
 
 def test_where_every_state_is_damaged_that_is_said(tmp_path, capsys):

@@ -101,14 +101,6 @@ def test_checkpoints_are_those_of_the_state_that_was_resumed_and_not_of_the_part
     start(folder, **changes).run().assert_same(undisturbed)
 
 
-def test_where_a_training_was_killed_before_its_first_state_none_of_its_steps_stay(tmp_path, start, stopped):
-    changes = BY_LOSS | {"keep_top_k": 2, "save_every": 5}
-    killed(start, tmp_path, 7, **changes)
-    assert steps_in(tmp_path) == {4, 5, 6}
-    stopped(tmp_path, 1, **changes)
-    assert not steps_in(tmp_path)
-
-
 def content_of(folder):
     return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
@@ -147,15 +139,6 @@ def test_the_budget_chosen_at_the_beginning_stays(tmp_path, start, monkeypatch, 
     resumed = start(tmp_path / "stopped", **changes).run()
     assert resumed.result.token_budget == chosen
     resumed.assert_same(undisturbed)
-
-
-def test_a_kill_before_the_first_state_keeps_the_chosen_budget(tmp_path, start, monkeypatch):
-    begun = start(tmp_path, token_budget=None)
-    begun.trainer._start()  # what a process had done that was killed in its first step
-    monkeypatch.setattr("rmcore.training.memory.total_bytes", lambda device: 10**8)
-    again = start(tmp_path, token_budget=None)
-    assert again.trainer.point is None
-    assert again.trainer.progress.token_budget == begun.trainer.progress.token_budget
 
 
 class Program:

@@ -9,7 +9,6 @@ from transformers import AutoModelForSequenceClassification
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
-from rmcore.core.errors import ConfigError
 from rmcore.core.progress import silent
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.pair import PreferencePair
@@ -113,19 +112,6 @@ def test_a_training_that_was_stopped_ends_in_the_same_bits(observations_of, tmp_
     assert resumed.run().resumed_from == [4]
     expected = whole.rm.model.state_dict()
     assert all(torch.equal(one, expected[name]) for name, one in resumed.rm.model.state_dict().items())
-
-
-@pytest.mark.slow
-def test_another_likelihood_does_not_resume(observations_of, tmp_path) -> None:
-    observations = observations_of(60, kinds=MIXTURE)
-
-    def stop(step: int) -> None:
-        signal.raise_signal(signal.SIGINT)
-
-    with pytest.raises(KeyboardInterrupt):
-        make_trainer(tmp_path, observations, stop=stop).run()
-    with pytest.raises(ConfigError, match="likelihood"):
-        make_trainer(tmp_path, observations, weights={"safe": 1.0})
 
 
 @pytest.mark.slow
