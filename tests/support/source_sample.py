@@ -37,8 +37,6 @@ def write(rows, path):
     name = path.name.removesuffix(".gz")
     if name.endswith(".parquet"):
         pq.write_table(pa.Table.from_pylist(rows), path)
-        if path.name.endswith(".gz"):
-            path.write_bytes(gzip.compress(path.read_bytes()))
         return path
     with (gzip.open if path.name.endswith(".gz") else open)(path, "wt", encoding="utf-8", newline="") as file:
         if name.endswith("csv"):

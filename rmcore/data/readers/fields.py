@@ -11,7 +11,7 @@ from typing import Any
 
 from rmcore.core.errors import DataError
 from rmcore.data.pair import is_blank
-from rmcore.data.readers.json_stream import RepeatedKeyError, parse_json
+from rmcore.data.readers.json_values import RepeatedKeyError, parse_json
 
 _MAX_METADATA_DEPTH = 20
 
@@ -34,10 +34,7 @@ class Reason(StrEnum):
     NOT_JSON = "not valid JSON"
     REPEATED_KEY = "a key is repeated"
     NOT_CSV = "not valid CSV"
-    NOT_A_TABLE = "cells beyond the header"
     HEADER_AGAIN = "the header again"
-    EXCEL_ERROR = "a cell holds an error of Excel"
-    CUT_CELL = "a cell at Excel's limit, where texts are cut"
     NOT_A_DIALOGUE = "not a dialogue"
     IMAGES = "holds images"
     AUDIO = "holds audio"

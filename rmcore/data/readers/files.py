@@ -1,43 +1,40 @@
-"""Files of preference data as a stream of raw records: Parquet, Arrow, JSON, JSON Lines, CSV, TSV and Excel.
+"""Files of preference data as a stream of raw records: Parquet, JSON, JSON Lines, CSV and TSV.
 
-Memory stays bounded by one batch (Parquet, Arrow) or one row (the text formats), whatever the size of the file. What is
-wrong with one row becomes that row's `problem` and reading continues; what is wrong with the file (missing, empty, cut
-off, corrupted) is a `DataError`, because rows after the damage would be lost without a word.
+Memory stays bounded by one batch (Parquet) or one row (JSON Lines, CSV), whatever the size of the file; `.json` is read
+as a whole. What is wrong with one row becomes that row's `problem` and reading continues; what is wrong with the file
+(missing, empty, cut off, corrupted) is a `DataError`, because rows after the damage would be lost without a word.
 
 Text is decoded with `surrogateescape`: bytes that are not UTF-8 become lone surrogates, which
 `rmcore.data.readers.layouts` finds in the text that holds them. So one bad byte costs one row and not the file.
 """
 
 import codecs
-import errno
 import gzip
 import io
-import shutil
-import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from functools import partial
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from rmcore.core.errors import DataError
 from rmcore.data.readers.fields import Reason
-from rmcore.data.readers.json_stream import RepeatedKeyError, json_values, parse_json
+from rmcore.data.readers.json_values import RepeatedKeyError, json_values, parse_json
 from rmcore.data.readers.records import RawRecord, arrow_records, excerpt, record_of
-from rmcore.data.readers.tables import MAX_ROW_BYTES, column_names, conversion_to_utf8, csv_records, excel_records
-from rmcore.data.readers.unpacking import ROW_BYTES, Growth, Unpacked, rows_a_batch
+from rmcore.data.readers.tables import MAX_ROW_BYTES, column_names, conversion_to_utf8, csv_records
 
 BATCH_ROWS = 512
 _GZIP_MAGIC = b"\x1f\x8b"
-_ARROW_FILE = b"ARROW1"
-_ARROW_END = b"\xff\xff\xff\xff\0\0\0\0"
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
-_COPY_BYTES = 2**20
-_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+_READ_BYTES = 2**20
+_INSTEAD = {
+    ".xlsx": "Save the sheet as CSV UTF-8 in the program that wrote it.",
+    ".arrow": "Name the folder that save_to_disk wrote, or write the table as Parquet.",
+}
+"""What to do with common files that are not read."""
 
 
 def read_file(path: Path) -> Iterator[RawRecord]:
@@ -63,10 +60,11 @@ def file_kind(path: Path) -> tuple[str, bool]:
     name = path.name.lower()
     compressed = name.endswith(".gz")
     kind = Path(name.removesuffix(".gz")).suffix
-    if kind not in _READERS:
+    if kind not in (_TEXT_KINDS if compressed else _READERS):
         raise DataError(
-            f"{path} has the extension {kind or '(none)'!r}, so its format is unknown. "
-            f"Readable are {', '.join(_READERS)}, each also with .gz behind it: convert or rename the file."
+            f"{path} has the extension {kind or '(none)'!r}{', gzipped' * compressed}, which is not read. Readable are "
+            f"{', '.join(_READERS)}, those of text also with .gz behind it. "
+            + _INSTEAD.get(kind, "Convert or rename the file.")
         )
     return kind, compressed
 
@@ -86,18 +84,12 @@ def is_text_file(source: str) -> bool:
 def is_utf8(path: Path) -> bool:
     """Whether all bytes of a text file are UTF-8."""
     try:
-        for _ in codecs.iterdecode(_chunks(path), "utf-8"):
-            pass
+        with _opened(path) as file:
+            for _ in codecs.iterdecode(iter(lambda: file.read(_READ_BYTES), b""), "utf-8"):
+                pass
     except UnicodeDecodeError:
         return False
     return True
-
-
-def _chunks(path: Path) -> Iterator[bytes]:
-    """The bytes of a text file, unpacked."""
-    with _opened(path) as file:
-        while chunk := file.read(_COPY_BYTES):
-            yield chunk
 
 
 def _check_start(path: Path, compressed: bool) -> None:
@@ -118,26 +110,20 @@ def _check_start(path: Path, compressed: bool) -> None:
 
 @contextmanager
 def _opened(path: Path) -> Iterator[BinaryIO]:
-    """The bytes of a file, unpacked as they are read."""
-    with _damage_is_a_data_error(path), path.open("rb") as raw:
-        yield io.BufferedReader(Unpacked(raw, path)) if file_kind(path)[1] else raw
+    """The bytes of a file, unpacked as they are read.
 
-
-@contextmanager
-def _damage_is_a_data_error(path: Path) -> Iterator[None]:
+    Raises:
+        DataError: reading it fails; the sentence says how.
+    """
     try:
-        yield
+        with cast(BinaryIO, gzip.open(path) if file_kind(path)[1] else path.open("rb")) as binary:
+            yield binary
     except EOFError as error:
         raise DataError(
             f"{path} ends before its data does: it was cut off, and the rows behind the cut are lost. "
             "Fetch or write the file again."
         ) from error
     except (zlib.error, gzip.BadGzipFile, pa.ArrowException, OSError) as error:
-        if getattr(error, "errno", None) in _NO_ROOM:
-            raise DataError(
-                f"{path} does not fit into {tempfile.gettempdir()}, where it is unpacked ({error}): free space there, "
-                "set TMPDIR to another folder, or unpack the file yourself."
-            ) from error
         raise DataError(
             f"{path} cannot be read ({error}): it is damaged, or the disk is. Fetch or write it again."
         ) from error
@@ -147,76 +133,14 @@ def _text(binary: BinaryIO, newline: str | None = None) -> TextIO:
     return io.TextIOWrapper(binary, encoding="utf-8-sig", errors="surrogateescape", newline=newline)
 
 
-@contextmanager
-def _seekable(binary: BinaryIO, path: Path) -> Iterator[BinaryIO]:
-    """A binary file that is read from its end, or in any order: unpacked to disk where it is gzipped, not to memory."""
-    if not file_kind(path)[1]:
-        yield binary
-        return
-    with tempfile.TemporaryFile() as unpacked:
-        shutil.copyfileobj(binary, unpacked, _COPY_BYTES)
-        unpacked.seek(0)
-        yield unpacked
-
-
-def _read_parquet(packed: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    with _seekable(packed, path) as binary:
-        # Buffered and not pre-read: otherwise a whole row group, in practice often the whole file, sits in memory.
-        file = pq.ParquetFile(binary, buffer_size=_COPY_BYTES, pre_buffer=False, page_checksum_verification=True)
-        column_names(file.schema_arrow.names, path)
-        size = sum(file.metadata.row_group(number).total_byte_size for number in range(file.num_row_groups))
-        Growth(path).add(size + ROW_BYTES * file.metadata.num_rows)
-        row, growth = 1, Growth(path)
-        for batch in file.iter_batches(batch_size=rows_a_batch(file, binary, BATCH_ROWS), use_threads=False):
-            growth.add(batch.nbytes)
-            yield from arrow_records(batch, row)
-            row += batch.num_rows
-
-
-def _read_arrow(packed: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    """Batches of Arrow, as a stream (what `datasets` keeps) or as a file (Feather)."""
-    with _seekable(packed, path) as binary, ExitStack() as stack:
-        is_file = binary.read(len(_ARROW_FILE)) == _ARROW_FILE
-        if not is_file:  # a stream that was cut between two batches reads like a whole one, but for its last bytes
-            binary.seek(-len(_ARROW_END), io.SEEK_END)
-            if binary.read() != _ARROW_END:
-                raise DataError(
-                    f"{path} has neither the beginning of an Arrow file nor the end of an Arrow stream: it was cut "
-                    "off, or is another format (Feather 1). Write it again, as Parquet or with pyarrow.ipc."
-                )
-        binary.seek(0)
-        try:
-            opened = stack.enter_context(pa.ipc.open_file(binary) if is_file else pa.ipc.open_stream(binary))
-            names, kinds = opened.schema.names, str(opened.schema)
-        except UnicodeDecodeError as error:
-            raise pa.ArrowInvalid(f"its schema is no text: {error}") from error
-        column_names(names, path)
-        if "dictionary<" in kinds:
-            raise DataError(
-                f"{path} holds a column of categories (Arrow's dictionary type), which may unpack to any size: write "
-                "it as text, or the table as Parquet."
-            )
-        row, growth = 1, Growth(path)
-        for batch in _arrow_batches(opened, path, is_file=is_file):
-            growth.add(batch.nbytes)
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield from arrow_records(batch.slice(start, BATCH_ROWS), row + start)
-            row += batch.num_rows
-        if not is_file and binary.read(1):
-            raise DataError(f"{path} holds a second table behind the first: write them to files of their own.")
-
-
-def _arrow_batches(opened: Any, path: Path, *, is_file: bool) -> Iterator[pa.RecordBatch]:
-    """Batches whose offsets are right: pyarrow takes them as they are, and reads beyond its memory by wrong ones."""
-    try:
-        for batch in map(opened.get_batch, range(opened.num_record_batches)) if is_file else opened:
-            batch.validate(full=True)
-            yield batch
-    except (MemoryError, SystemError) as error:
-        raise DataError(
-            f"{path} names a batch of rows that cannot be laid out in memory ({error or type(error).__name__}): it is "
-            "damaged, or this machine has too little for it. Write it again, in smaller batches."
-        ) from error
+def _read_parquet(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
+    # Buffered and not pre-read: otherwise a whole row group, in practice often the whole file, sits in memory.
+    file = pq.ParquetFile(binary, buffer_size=_READ_BYTES, pre_buffer=False, page_checksum_verification=True)
+    column_names(file.schema_arrow.names, path)
+    row = 1
+    for batch in file.iter_batches(batch_size=BATCH_ROWS, use_threads=False):
+        yield from arrow_records(batch, row)
+        row += batch.num_rows
 
 
 def _read_jsonl(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
@@ -257,7 +181,7 @@ def _read_json(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
     """An array of objects, or objects one after the other (JSON Lines, also pretty-printed)."""
     row = 0
     try:
-        for row, value in enumerate(json_values(_text(binary)), start=1):
+        for row, value in enumerate(json_values(_text(binary).read()), start=1):
             yield _json_record(row, value)
     except ValueError as error:
         if isinstance(error, DataError):
@@ -269,13 +193,7 @@ def _read_json(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
 
 
 def _read_csv(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    delimiter = "\t" if file_kind(path)[0] == ".tsv" else None
-    return csv_records(_text(binary, newline=""), path, delimiter, partial(_chunks, path))
-
-
-def _read_xlsx(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    with _seekable(binary, path) as unpacked:
-        yield from excel_records(unpacked, path)
+    return csv_records(_text(binary, newline=""), path, "\t" if file_kind(path)[0] == ".tsv" else None)
 
 
 _READERS: dict[str, Callable[[Any, Path], Iterator[RawRecord]]] = {
@@ -284,7 +202,5 @@ _READERS: dict[str, Callable[[Any, Path], Iterator[RawRecord]]] = {
     ".jsonl": _read_jsonl,
     ".csv": _read_csv,
     ".tsv": _read_csv,
-    ".arrow": _read_arrow,
-    ".xlsx": _read_xlsx,
 }
-_TEXT_KINDS = frozenset(_READERS) - {".parquet", ".arrow", ".xlsx"}
+_TEXT_KINDS = frozenset(_READERS) - {".parquet"}

@@ -12,17 +12,12 @@ Where two answers become chosen and rejected, `model_a` and `model_b` become `ch
 
 import re
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from rmcore.core.errors import DataError
-from rmcore.data.observation import ANNOTATOR
-from rmcore.data.pair import CHOSEN_PROBABILITY
 from rmcore.data.readers.columns import (
-    ANSWER_COLUMNS,
     ARENA_WINNERS,
     OPENAI_COLUMNS,
-    ORDERS,
     PLACES,
     STRENGTHS,
     SWIFT_COLUMNS,
@@ -38,23 +33,11 @@ from rmcore.data.readers.columns import (
     without,
     word,
 )
-from rmcore.data.readers.fields import (
-    Reason,
-    RowRejected,
-    is_missing,
-    json_object,
-    json_or_text,
-    list_value,
-    number,
-    number_list,
-)
+from rmcore.data.readers.fields import Reason, RowRejected, is_missing, json_object, json_or_text, list_value, number
 
 _SIDE = re.compile(
     r"[ab]|(?:model|response|answer|completion|output|reply|text|conversation|option|assistant|candidate|choice)_?[ab12]"
 )
-_VOTED = ("response_j", "response_k")
-_NUMBERED_ANSWERS = ("response_1", "response_2")
-_PANDA_LM = ("annotator1", "annotator2", "annotator3")
 _NO_STRENGTH = -100
 """Values that mean that no preference was given."""
 _NUMBER = re.compile(r"[-+]?\d+(\.\d+)?")
@@ -170,48 +153,6 @@ def strength(sample: Row) -> Translate | None:
     return translate
 
 
-def auto_j(sample: Row) -> Translate | None:
-    """The pairs that Auto-J is tested on (Li et al. 2023, arXiv:2310.05470), each with one label of people's."""
-    if not {"scenario", "prompt", *_NUMBERED_ANSWERS, "label"} <= sample.keys():
-        return None
-    return partial(_coded, column="label", codes={0: 0, 1: 1, 2: None}, prompt="prompt")
-
-
-def panda_lm(sample: Row) -> Translate | None:
-    """The pairs that PandaLM is tested on (Wang et al. 2023, arXiv:2306.05087), with the labels of three people."""
-    prompt = prompt_column(sample) if {*_NUMBERED_ANSWERS, *_PANDA_LM} <= sample.keys() else None
-    if prompt is None:
-        return None
-
-    def translate(row: Row) -> Row:
-        who = next((name for name in _PANDA_LM if row.get(name) is not None), None)
-        if who is None:
-            raise RowRejected(Reason.NOT_LABELLED)
-        return _coded({**row, ANNOTATOR: who}, column=who, codes={1: 0, 2: 1, 0: None}, prompt=prompt)
-
-    return translate
-
-
-def unfold_panda_lm(row: Row) -> list[Row]:
-    """One row a label, with the share of the others that say the same: people's own agreement."""
-    votes = {name: row[name] for name in _PANDA_LM if row.get(name) is not None}
-    labels: list[Row] = []
-    for who, vote in votes.items():
-        others = [1.0 if other == vote else 0.5 * (other == 0) for name, other in votes.items() if name != who]
-        share = {CHOSEN_PROBABILITY: sum(others) / len(others)} if others else {}
-        labels.append(without(row, *_PANDA_LM) | {who: vote} | share)
-    return labels or [row]
-
-
-def _coded(row: Row, column: str, codes: dict[float, int | None], prompt: str) -> Row:
-    """A label that is a number, by what its numbers stand for: the place of the better answer, None for a tie."""
-    value = number(row.get(column), Reason.UNKNOWN_WINNER)
-    if value not in codes:
-        raise RowRejected(Reason.NOT_LABELLED if value is None else Reason.UNKNOWN_WINNER)
-    of_tie = (CHOSEN_PROBABILITY,) if codes[value] is None else ()
-    return preferred(row, _NUMBERED_ANSWERS, codes[value], prompt, (column, *of_tie))
-
-
 def openai(sample: Row) -> Translate | None:
     """OpenAI's format of preference tuning: messages, tools and the like in `input`."""
 
@@ -239,60 +180,6 @@ def swift(sample: Row) -> Translate | None:
         return {**without(row, "messages", *SWIFT_COLUMNS), "chosen": turns, "rejected": dialogue}
 
     return translate if "messages" in sample and any(name in sample for name in SWIFT_COLUMNS) else None
-
-
-def ranking(sample: Row) -> Translate | None:
-    """Answers with a `ranking`, which is taken where it can mean one thing only, or an `order`.
-
-    A ranking of texts is the answers, best first. One of numbers is the rank of each answer, 1 is best, or the numbers
-    of the answers, best first: [2, 3, 1] would give other pairs. Where both say the same (two answers always do), or
-    only ranks are possible (a tie), it is taken; else the file is refused. An `order` is the numbers of the answers,
-    best first, counted from 0 where a 0 is among them.
-    """
-    columns = [name for name in ORDERS if name in sample]
-    column = next((name for name in ANSWER_COLUMNS if name in sample), None)
-    if not columns or column is None or (prompt := prompt_column(sample)) is None:
-        return None
-    order = only(columns, "how the answers are ranked")
-
-    def translate(row: Row) -> Row:
-        answers, places = list_value(row.get(column)), row.get(order)
-        if isinstance(places, list) and places and all(isinstance(place, str) for place in places):
-            ranks = _ranks_of_texts(answers, places)
-        else:
-            ranks = _ranks_of_numbers(number_list(places, len(answers)), is_order=order == "order")
-        return {**without(row, column, order), "prompt": row.get(prompt), "responses": answers, "ranks": ranks}
-
-    return translate
-
-
-def _ranks_of_texts(answers: list[Any], places: list[str]) -> list[float]:
-    if len(places) != len(answers):
-        raise RowRejected(Reason.LENGTHS_DIFFER)
-    if len(set(places)) != len(places) or any(answer not in places for answer in answers):
-        raise RowRejected(Reason.UNKNOWN_WINNER)
-    return [float(places.index(answer) + 1) for answer in answers]
-
-
-def _ranks_of_numbers(places: list[float] | None, *, is_order: bool) -> list[float]:
-    if places is None:
-        raise RowRejected(Reason.MISSING_VALUE)
-    lowest = 0 if 0 in places else 1
-    if sorted(places) != list(range(lowest, lowest + len(places))):
-        if is_order:
-            raise RowRejected(Reason.UNKNOWN_WINNER)
-        return places
-    ranks = [float(places.index(answer) + lowest) for answer in range(lowest, lowest + len(places))]
-    if not is_order and ranks != places:
-        whole_numbers = [int(place) for place in places]
-        raise DataError(
-            f"ranking is {whole_numbers}: the rank of each answer, or the numbers of the answers, best first? That "
-            "gives other pairs. Call the column ranks (the rank of each answer, 1 is best) or order (the answers, best "
-            "first):\n"
-            "    sed '1s/ranking/ranks/' OLD.csv > NEW.csv\n"
-            '    sed \'s/"ranking":/"ranks":/\' OLD.jsonl > NEW.jsonl'
-        )
-    return ranks
 
 
 def ultrafeedback(sample: Row) -> Translate | None:
@@ -335,13 +222,6 @@ def _first_object(value: Any) -> dict[str, Any]:
     """The first of a list of objects; an empty one where it is no such list."""
     first = value[0] if isinstance(value, list) and value else None
     return first if isinstance(first, dict) else {}
-
-
-def stack_exchange(sample: Row) -> Translate | None:
-    """Pairs of answers to a question; `response_j` has more votes (Beeching et al. 2023, StackLLaMA)."""
-    if not {"question", *_VOTED} <= sample.keys():
-        return None
-    return partial(preferred, answers=_VOTED, better=0, prompt="question")
 
 
 def _mean_ratings(completions: list[dict[str, Any]]) -> list[float]:

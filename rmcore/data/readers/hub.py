@@ -24,17 +24,10 @@ if TYPE_CHECKING:
 HUB_TIMEOUT_SECONDS = 10.0
 """How long the hub may take to answer: huggingface_hub's own default for one request."""
 _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})(?:-[0-9a-f]+)?\.")
-_NUMBERED = re.compile(r"(?P<before>\D*?)(?P<number>\d+)(?P<behind>(?:-of-(?P<total>\d+))?(?:\D.*)?)")
-"""Names of the shards that other tools write: part-0, 0001, shard_1-of-3, and Spark's part-00000-3f2a-c000."""
-_NO_SHARDS = frozenset(
-    ("train", "test", "validation", "valid", "val", "dev", "eval", "heldout", "holdout", "split", "v", "version",
-     "fold", "seed", "epoch", "step", "round", "run")
-)  # fmt: skip
-"""Words in the names of files that are numbered and not parts of one data set."""
 _SHOWN_FILES = 5
 _LOCAL_FORMS = (
-    "a .parquet, .json, .jsonl, .csv or .tsv file (also .gz), Arrow, a folder of numbered files, or a folder written "
-    "by datasets' save_to_disk"
+    "a .parquet, .json, .jsonl, .csv or .tsv file (.gz too but for Parquet), a folder of files "
+    "named as the hub names them, or a folder written by datasets' save_to_disk"
 )
 
 
@@ -71,8 +64,6 @@ def read_folder(folder: Path, split: str) -> Iterator[RawRecord]:
 def _split_files(folder: Path, split: str) -> list[Path]:
     """The files of a split, in order: `SPLIT.jsonl`, `SPLIT-00000-of-00002.parquet`, or `SPLIT/0000.parquet`.
 
-    A folder without splits whose files are numbered, and called alike, is one data set: its split is train.
-
     Raises:
         DataError: there is none, one is missing, or they are of two data sets.
     """
@@ -80,7 +71,7 @@ def _split_files(folder: Path, split: str) -> list[Path]:
     visible = [
         file for inner in within for file in sorted(inner.glob("[!.]*")) if is_file_name(file.name) and file.is_file()
     ]
-    shards: _Shards = {}
+    shards: dict[tuple[Path, int | None], dict[int, Path]] = {}  # (where, how many files) -> number -> file
     for file in visible:
         stem, shard = file.name.split(".")[0], _SHARD.match(file.name)
         if shard and shard[1] == split:
@@ -89,14 +80,12 @@ def _split_files(folder: Path, split: str) -> list[Path]:
             shards[file, 1] = {0: file}
         elif file.parent.name == split and stem.isdecimal():
             shards.setdefault((file.parent, None), {})[int(stem)] = file
-    if not shards and split == "train":
-        shards = _numbered([file for file in visible if file.parent == folder])
     if not shards:
         there = ", ".join(str(file.relative_to(folder)) for file in visible[:_SHOWN_FILES]) or "none that can be read"
         raise DataError(
             f"{folder} is no folder of datasets' save_to_disk, and no file in it is named as the split {split!r} is on "
-            f"the hub ({split}.jsonl, {split}-00000-of-00002.parquet). Its files are {there}. Name one of them, or the "
-            "split."
+            f"the hub ({split}.jsonl, {split}-00000-of-00002.parquet). Its files are {there}. Name one of them or the "
+            "split, or rename them."
         )
     if len(shards) > 1:
         places = " and ".join(str(where.relative_to(folder)) for where, _ in list(shards)[:2])
@@ -109,27 +98,6 @@ def _split_files(folder: Path, split: str) -> list[Path]:
             "Download it again."
         )
     return [files[number] for number in sorted(files)]
-
-
-_Shards = dict[tuple[Path, int | None], dict[int, Path]]
-"""(where it is, how many files it has if they say so) -> number -> file."""
-
-
-def _numbered(files: list[Path]) -> _Shards:
-    """Shards without a split in their name; {} where they are not of one data set."""
-    names = [match for file in files if (match := _NUMBERED.fullmatch(file.name))]
-    alike = {(match["before"], match["behind"]) for match in names}
-    numbers = [int(match["number"]) for match in names]
-    if len(names) < len(files) or len(alike) != 1 or len({*numbers}) < len(numbers):
-        return {}
-    [(before, behind)] = alike
-    words = {*re.split(r"[\W\d_]+", f"{before.lower()} {behind.lower()}")}
-    is_apart = not before or before[-1] in "-_. " or before.lower() in ("part", "shard", "chunk")
-    if not is_apart or words & _NO_SHARDS or (len(files) == 1 and numbers[0] > 1):
-        return {}
-    first, total = min(1, *numbers), names[0]["total"]  # numbered from 0 or from 1
-    where = (files[0].parent, None if total is None else int(total))
-    return {where: {number - first: file for number, file in zip(numbers, files, strict=True)}}
 
 
 def read_hub(name: str, split: str) -> Iterator[RawRecord]:

@@ -243,19 +243,10 @@ FOREIGN = (
     Known("two answers and a winner", foreign.winner, "prompt, response_a, response_b, winner (a, b or tie)"),
     Known("LMArena", foreign.arena, "prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie"),
     Known("HelpSteer preferences", foreign.strength, "prompt, response_1, response_2, preference_strength"),
-    Known("Auto-J", foreign.auto_j, "scenario, prompt, response 1, response 2, label (0, 1, or 2 for a tie)"),
-    Known(
-        "PandaLM",
-        foreign.panda_lm,
-        "instruction, input, response1, response2, annotator1 to annotator3",
-        unfold=foreign.unfold_panda_lm,
-    ),
     Known("OpenAI preferences", foreign.openai, "input with messages, preferred_output, non_preferred_output"),
     Known("ms-swift", foreign.swift, "messages, rejected_response or rejected_messages"),
-    Known("answers and a ranking", foreign.ranking, "prompt, answers, ranking or order"),
     Known("raw UltraFeedback", foreign.ultrafeedback, "instruction, completions with response and annotations"),
     Known("Nectar", foreign.nectar, "prompt, answers with answer and rank"),
-    Known("Stack Exchange pairs", foreign.stack_exchange, "question, response_j, response_k"),
     Known(
         "Label Studio",
         annotation_tools.label_studio,
@@ -315,11 +306,9 @@ def recognise(sample: Row, columns: ColumnMap = USUAL_COLUMNS) -> Layout:
 def _fitting(row: Row, columns: ColumnMap, *, is_last: bool) -> list[Layout]:
     """The layouts that fit; where the user says that it is graded, it is, whatever else it may be."""
     are_pairs = "chosen" in row and "rejected" in row
-    if are_pairs and is_last:
-        return []
-    grades = None if are_pairs or not (columns.grades or is_last) else _graded(row, columns.grades)
+    grades = _graded(row, columns.grades) if not are_pairs and (columns.grades or is_last) else None
     graded = [] if grades is None else [Layout(GRADED_ROWS, grades, columns)]
-    if graded and columns.grades:
+    if (graded and columns.grades) or (are_pairs and is_last):
         return graded
     fitting = []
     for known in LAST if is_last else OF_PAIRS if are_pairs else OF_OTHERS:
@@ -381,5 +370,6 @@ def _unrecognised(seen: str, sample: Row) -> DataError:
         "dialogues or message lists); history, human_ref_A, human_ref_B, labels; prompt, responses with ranks or "
         "scores; prompt, responses, best_index; one row a side, pair_id, role (or label), prompt, response; prompt, "
         f"response and grades ({', '.join(GRADES)}; others by data.grade_columns); and, as docs/data.md shows them, "
-        f"{', '.join(known.name for known in FOREIGN)}."
+        f"{', '.join(known.name for known in FOREIGN)}. Of any other layout, write prompt, chosen and rejected (one "
+        "text, or a list of them), or prompt, response_a, response_b and winner (a, b or tie)."
     )

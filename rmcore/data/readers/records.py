@@ -4,11 +4,10 @@
 - Turns `{from, value}` (ShareGPT) become `{role, content}`.
 - Roles are in small letters: a chat template knows no `User`.
 - NaN is no value of a column that a row may lack: pandas has it for a missing text, and JSON of its rows keeps it.
-- Columns of Arrow that hold JSON texts, or maps, are values and objects.
+- Columns of Arrow that hold JSON texts are their values.
 """
 
 import re
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -25,7 +24,7 @@ from rmcore.data.readers.fields import (
     pair_id_value,
     text_value,
 )
-from rmcore.data.readers.json_stream import RepeatedKeyError
+from rmcore.data.readers.json_values import RepeatedKeyError
 from rmcore.data.readers.turns import OF_THE_PROMPT
 
 EXCERPT_CHARACTERS = 200
@@ -102,10 +101,11 @@ def record_of(row: int, fields: Mapping[str, Any], plain: Mapping[str, _Plain] |
 def arrow_records(batch: pa.RecordBatch | pa.Table, first_row: int) -> Iterator[RawRecord]:
     """The rows of an Arrow batch; a row with invalid text or an unrepresentable value is set aside alone."""
     try:
-        rows = batch.to_pylist()
-    except (ValueError, OverflowError) as error:  # UnicodeDecodeError is a ValueError
+        rows = batch.to_pylist(maps_as_pydicts="strict")
+    except (ValueError, OverflowError, KeyError) as error:  # UnicodeDecodeError is a ValueError
         if batch.num_rows == 1:
             reason = Reason.INVALID_UTF8 if isinstance(error, UnicodeDecodeError) else Reason.WRONG_TYPE
+            reason = Reason.REPEATED_KEY if isinstance(error, KeyError) else reason
             yield RawRecord(first_row, None, reason, str(error))
             return
         for offset in range(batch.num_rows):
@@ -189,7 +189,8 @@ def _plain(kind: pa.DataType) -> _Plain | None:
     if getattr(kind, "extension_name", None) == "arrow.json":
         return lambda text: None if text is None else json_or_unread(text)
     if pa.types.is_map(kind):
-        return _of_map(_plain(kind.item_type))
+        of_item = _plain(kind.item_type)
+        return None if of_item is None else lambda value: value and {key: of_item(item) for key, item in value.items()}
     if pa.types.is_struct(kind):
         fields = _plain_columns(pa.schema(list(kind)))
         return _of_struct(fields) if fields else None
@@ -197,18 +198,6 @@ def _plain(kind: pa.DataType) -> _Plain | None:
         item_of = _plain(kind.value_type)
         return None if item_of is None else lambda value: value and [item_of(item) for item in value]
     return None
-
-
-def _of_map(item_of: _Plain | None) -> _Plain:
-    def plain(value: Any) -> Any:
-        if value is None:
-            return None
-        items = {str(key): item if item_of is None else item_of(item) for key, item in value}
-        if len(items) < len(value):
-            raise RepeatedKeyError(Counter(str(key) for key, _ in value).most_common(1)[0][0])
-        return items
-
-    return plain
 
 
 def _of_struct(fields: dict[str, _Plain]) -> _Plain:

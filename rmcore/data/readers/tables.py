@@ -1,81 +1,82 @@
-r"""Tables that programs write, CSV, TSV and Excel, as records; no cell is read as another one.
+r"""Tables that programs write as CSV and TSV, as records; no cell is read as another one.
 
-Where a record of CSV begins is known only if the record before it was read correctly: after a misplaced quote, the next
+Where a record begins is known only if the record before it was read correctly: after a misplaced quote, the next
 line may be the inside of a cell, and its commas would make pairs of an answer's sentences. So the first record whose
 extent is uncertain ends the reading with an error that names its line:
 
 - the text breaks the rules of quoting (RFC 4180), or ends inside a quoted cell. Quotes may be inside a cell that is not
   quoted if their number is even;
-- a quote follows a backslash and no quote of the file is doubled. `"a \", b"` is then one cell of a writer that escapes
+- a quote follows a backslash and no quote up to there is doubled. `"a \", b"` is then one cell of a writer that escapes
   quotes with backslashes (Spark, MySQL), and two cells of one that doubles them;
 - the record contains NUL, which a text file has only where a part of it was never written.
-
-Excel cuts what is longer than a cell may be without a word, so a text of exactly that length is not trusted. Formulas
-give what Excel last computed of them.
 """
 
 import csv
 import json
 import re
 import shlex
-import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice, repeat
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
-from xml.etree.ElementTree import ParseError
+from typing import TextIO
 
 from rmcore.core.errors import DataError
-from rmcore.core.extras import require_extra
 from rmcore.data.readers.columns import spelling
 from rmcore.data.readers.fields import WORDS_FOR_NOTHING, Reason
 from rmcore.data.readers.records import RawRecord, record_of
-from rmcore.data.readers.unpacking import Growth
 
 MAX_ROW_BYTES = 64 * 2**20
 """Largest single row of a text format. A longer one is a file of another kind, and would have to fit into memory."""
-MOST_CHARACTERS = 32_767
-"""Limit of an Excel cell: UTF-16 units, of which most emoji have two."""
 _SEPARATOR_LINE = re.compile(r'"?sep=(.)"?\s*', re.IGNORECASE)
-_DOUBLED = re.compile(rb'[\w\x80-\xff]""|""[\w\x80-\xff]')
+_DOUBLED = re.compile(r'\w""|""\w')
 """A doubled quote next to a letter: a writer that escapes quotes with backslashes never produces one."""
 _SURVEY_ID = '{"ImportId":'
 _LONGEST_NAME = 64
 """Characters of a cell that may be the name of a column, or a word for nothing."""
-_OPENPYXL_ERRORS = (KeyError, ValueError, IndexError, TypeError, AttributeError)
-"""Raised by openpyxl where a part of a workbook is not what it takes it for."""
 
-Cells = Sequence[Any]
-Wrong = tuple[Reason, str] | None
-"""The reason for which a row of a table is wrong, and the place in it."""
+Cells = Sequence[str]
 
 
-def csv_records(
-    text: TextIO, path: Path, delimiter: str | None, chunks: Callable[[], Iterator[bytes]]
-) -> Iterator[RawRecord]:
-    """The records of a CSV text, numbered from 1; blank lines are skipped.
+def csv_records(text: TextIO, path: Path, delimiter: str | None) -> Iterator[RawRecord]:
+    """The records of a CSV text below its header, numbered from 1; blank lines are skipped.
+
+    A cell that is a word for nothing is empty. Files that were joined have the header of the second one as a row, and
+    its order of columns holds from there on. A survey tool (Qualtrics) writes the questions and its own ids below the
+    header: two more lines of it, and no rows.
 
     Args:
         text: opened with `newline=""`.
         path: its name, for messages.
         delimiter: None: a first line `sep=;` (Excel) says it, else the header does.
-        chunks: gives the bytes of the file from its start again, to look how its quotes are written.
 
     Raises:
-        DataError: a record's extent is uncertain, see above, or it is too long; or see `_records`.
+        DataError: a record's extent is uncertain, see above, or it is too long; a column is there twice, the header
+            holds bytes that are not UTF-8, or a row is a header with other columns.
     """
-    return _records(_csv_rows(text, path, delimiter, chunks), path, _wrong_line, first=1)
-
-
-def excel_records(binary: BinaryIO, path: Path) -> Iterator[RawRecord]:
-    """The records of the one sheet that holds something, numbered as Excel does, from 2.
-
-    Raises:
-        DataError: the file is no workbook, is damaged, or has several sheets with rows; or see `_records`.
-        ConfigError: openpyxl is not installed.
-    """
-    return _records(_excel_rows(binary, path), path, _wrong_cells, first=2)
+    rows = _csv_rows(text, path, delimiter)
+    header = _header(next(rows, ()), path)
+    names = {spelling(name): name for name in header}
+    head = list(islice(rows, 2))
+    is_survey = len(head) == 2 and _is_of_survey(head[1])
+    for row, cells in enumerate(rows if is_survey else chain(head, rows), start=1 + 2 * is_survey):
+        spelled = {spelling(cell) for cell in cells if len(cell) <= _LONGEST_NAME}
+        num_names = sum(len(name) > 1 for name in spelled & names.keys())
+        if len(spelled & names.keys()) > 1 and spelled | {""} == names.keys() | {""}:
+            again = _header(cells, path)
+            header = again if {*again} == {*header} else [names[spelling(name)] for name in again]
+            yield RawRecord(row, None, Reason.HEADER_AGAIN, ", ".join(header))
+        elif len(spelled & names.keys()) > 1 and 2 * num_names > sum(cell != "" for cell in cells):
+            raise DataError(
+                f"{path}: row {row} is a header again, with other columns than the first ({', '.join(cells)})"
+                ": two files were joined. Write each to a file of its own."
+            )
+        elif len(cells) < len(header) or any(cell.strip() for cell in cells[len(header) :]):
+            counted = f"{len(cells)} cells for {len(header)} columns: {cells[0][:80]}"
+            yield RawRecord(row, None, Reason.NOT_CSV, counted)
+        else:
+            named = zip(header, cells, strict=False)
+            yield record_of(row, {name: None if _is_nothing(cell) else cell for name, cell in named})
 
 
 def column_names(names: list[str], path: Path) -> list[str]:
@@ -105,44 +106,9 @@ def conversion_to_utf8(path: Path, encoding: str = "CP1252") -> str:
     )
 
 
-def _records(
-    rows: Iterator[Cells], path: Path, wrong: Callable[[Cells, Cells], Wrong], first: int
-) -> Iterator[RawRecord]:
-    """The rows of a table below its header, from number `first` on; a cell that is a word for nothing is empty.
-
-    Files that were joined have the header of the second one as a row, and its order of columns holds from there on. A
-    survey tool (Qualtrics) writes the questions and its own ids below the header: two more lines of it, and no rows.
-
-    Raises:
-        DataError: a column is there twice, the header holds bytes that are not UTF-8, or a row is a header with other
-            columns.
-    """
-    header = _header(next(rows, ()), path)
-    names = {spelling(name): name for name in header}
-    head = list(islice(rows, 2))
-    is_survey = len(head) == 2 and _is_of_survey(head[1])
-    for row, cells in enumerate(rows if is_survey else chain(head, rows), start=first + 2 * is_survey):
-        spelled = {spelling(cell) for cell in cells if isinstance(cell, str) and len(cell) <= _LONGEST_NAME}
-        num_names = sum(len(name) > 1 for name in spelled & names.keys())
-        if len(spelled & names.keys()) > 1 and spelled | {""} == names.keys() | {""}:
-            again = _header(cells, path)
-            header = again if {*again} == {*header} else [names[spelling(name)] for name in again]
-            yield RawRecord(row, None, Reason.HEADER_AGAIN, ", ".join(header))
-        elif len(spelled & names.keys()) > 1 and 2 * num_names > sum(cell not in (None, "") for cell in cells):
-            raise DataError(
-                f"{path}: row {row} is a header again, with other columns than the first ({', '.join(map(str, cells))})"
-                ": two files were joined. Write each to a file of its own."
-            )
-        elif problem := wrong(header, cells):
-            yield RawRecord(row, None, *problem)
-        elif any(cell is not None for cell in cells):
-            named = zip(header, chain(cells, repeat(None)), strict=False)
-            yield record_of(row, {name: None if _is_nothing(cell) else cell for name, cell in named})
-
-
 def _header(cells: Cells, path: Path) -> list[str]:
     """The names of the columns, without those of the empty columns that spreadsheets write behind the last one."""
-    header = ["" if cell is None else str(cell).strip() for cell in cells]
+    header = [cell.strip() for cell in cells]
     while header and not header[-1]:
         header.pop()
     if any("\udc80" <= char <= "\udcff" for char in "".join(header)):
@@ -150,34 +116,16 @@ def _header(cells: Cells, path: Path) -> list[str]:
     return column_names(header, path)
 
 
-def _is_nothing(cell: Any) -> bool:
-    return isinstance(cell, str) and len(cell) <= _LONGEST_NAME and cell.strip() in WORDS_FOR_NOTHING
+def _is_nothing(cell: str) -> bool:
+    return len(cell) <= _LONGEST_NAME and cell.strip() in WORDS_FOR_NOTHING
 
 
 def _is_of_survey(cells: Cells) -> bool:
     filled = [cell for cell in cells if cell]
-    return bool(filled) and all(isinstance(cell, str) and cell.startswith(_SURVEY_ID) for cell in filled)
+    return bool(filled) and all(cell.startswith(_SURVEY_ID) for cell in filled)
 
 
-def _wrong_line(header: Cells, cells: Cells) -> Wrong:
-    if len(cells) >= len(header) and not any(cell.strip() for cell in cells[len(header) :]):
-        return None
-    return Reason.NOT_CSV, f"{len(cells)} cells for {len(header)} columns: {cells[0][:80]}"
-
-
-def _wrong_cells(header: Cells, cells: Cells) -> Wrong:
-    for name, cell in zip(header, cells, strict=False):
-        if isinstance(cell, _ErrorCell):
-            return Reason.EXCEL_ERROR, f"{name}: {cell[:80]}"
-        if isinstance(cell, str) and len(cell.encode("utf-16-le", "surrogatepass")) // 2 >= MOST_CHARACTERS:
-            return Reason.CUT_CELL, f"{name}: {cell[:80]}"
-    is_beyond = any(cell is not None for cell in cells[len(header) :])
-    return (Reason.NOT_A_TABLE, f"a cell to the right of {len(header)} columns") if is_beyond else None
-
-
-def _csv_rows(
-    text: TextIO, path: Path, delimiter: str | None, chunks: Callable[[], Iterator[bytes]]
-) -> Iterator[list[str]]:
+def _csv_rows(text: TextIO, path: Path, delimiter: str | None) -> Iterator[list[str]]:
     """The records as lists of cells, the header first. One with too few or too many cells is given as it is."""
     csv.field_size_limit(MAX_ROW_BYTES)  # process-wide in Python; the default of 128 KiB refuses long completions
     kept: list[str] = []
@@ -190,7 +138,7 @@ def _csv_rows(
         num_before, header = next(filled, (0, ""))
     delimiter = delimiter or _delimiter(header)
     rows = csv.reader(chain([header] * bool(header), lines), delimiter=delimiter, strict=True)
-    quoting, escapes_are_doubled, seen = _quoting(delimiter), False, ""
+    quoting, are_doubled, seen = _quoting(delimiter), False, ""
     while not seen:
         try:
             cells = next(rows, None)
@@ -199,13 +147,13 @@ def _csv_rows(
         if cells is None:
             return
         record = "".join(kept)
+        are_doubled = are_doubled or _DOUBLED.search(record) is not None
         if "\0" in record:
             seen = seen or "NUL bytes"
         elif '"' in record and not seen and not quoting.fullmatch(record):
             seen = "a space before a quote, or a quote without its second one"
-        elif '\\"' in record and not seen and not escapes_are_doubled:
-            escapes_are_doubled = _doubles_quotes(chunks())
-            seen = "" if escapes_are_doubled else "a quote after a backslash"
+        elif '\\"' in record and not seen and not are_doubled:
+            seen = "a quote after a backslash"
         if not seen:
             kept.clear()
         if cells and not seen:
@@ -235,16 +183,6 @@ def _quoting(delimiter: str) -> re.Pattern[str]:
     return re.compile(rf"(?:{quoted}|{bare})(?:{end}(?:{quoted}|{bare}))*+[\r\n]*+")
 
 
-def _doubles_quotes(chunks: Iterator[bytes]) -> bool:
-    """Whether a quote inside a cell is doubled anywhere in the file."""
-    rest = b""
-    for chunk in chunks:
-        if _DOUBLED.search(rest + chunk):
-            return True
-        rest = chunk[-2:]
-    return False
-
-
 def _delimiter(header: str) -> str:
     """A comma, unless the header has none and has semicolons, or tabs: a file of one column holds no pairs."""
     unquoted = re.sub(r'"[^"]*"', "", header)
@@ -267,46 +205,3 @@ def _damaged(path: Path, line: int, record: str, delimiter: str, seen: str) -> D
         f"{sentence} If quotes are escaped with backslashes here (Spark, MySQL), the file is converted by\n"
         f"    python -c {shlex.quote(f'import pandas; {read}.{write}')}"
     )
-
-
-class _ErrorCell(str):
-    """The text of a cell whose formula failed (#NAME?, #REF!), also where a plain text began like one."""
-
-
-def _excel_rows(binary: BinaryIO, path: Path) -> Iterator[tuple[Any, ...]]:
-    """The cells of each row as text, numbers, truth values or None."""
-    require_extra("openpyxl", "excel", f"{path}, an Excel workbook (or save it as CSV),")
-    from openpyxl import load_workbook
-    from openpyxl.utils.exceptions import InvalidFileException
-
-    try:
-        with zipfile.ZipFile(binary) as packed:
-            Growth(path).add(sum(part.file_size for part in packed.infolist()))
-        binary.seek(0)
-        book = load_workbook(binary, read_only=True, data_only=True)
-        for sheet in book.worksheets:
-            sheet.reset_dimensions()  # as some programs write them they are too small, and rows would be left out
-        filled = [
-            sheet for sheet in book.worksheets if any(any(row) for row in sheet.iter_rows(1, 1, values_only=True))
-        ]
-        if len(filled) == 1:
-            for row in filled[0].iter_rows():
-                yield tuple(_cell_value(cell) for cell in row)
-    except (zipfile.BadZipFile, InvalidFileException, ParseError, *_OPENPYXL_ERRORS) as error:
-        raise DataError(
-            f"{path} cannot be read as an Excel workbook ({error}): it is damaged, or has another format than its name "
-            "says. Save it again as .xlsx, or as CSV."
-        ) from error
-    if len(filled) != 1:
-        titles = ", ".join(repr(sheet.title) for sheet in filled[:4]) or "none"
-        raise DataError(
-            f"{path} has {len(filled)} sheets with a header in their first row ({titles}), and preference data are one "
-            "table: save the sheet that holds it in a file of its own, with its header in the first row."
-        )
-
-
-def _cell_value(cell: Any) -> Any:
-    value = cell.value
-    if not isinstance(value, str):
-        return value
-    return _ErrorCell(value) if cell.data_type == "e" else value.replace("_x000D_", "\r")  # how Excel stores it

@@ -61,10 +61,6 @@ EXPECTED = {
     "nectar.jsonl": ("Nectar", [fruit(rejected="A pear."), fruit("A pear."), fruit(),
                                 tool(prompt=dialogue("Hello.", ("assistant", "Hi."), TOOL))],
                      {"fewer than two answers": 1, "missing value": 1}),
-    "stack_exchange.jsonl": ("Stack Exchange pairs", [fruit(), tool()], {"empty rejected": 1}),
-    "autoj.jsonl": ("Auto-J", [fruit(), tool()], {"winner not understood": 1}),
-    "pandalm.json": ("PandaLM", [*2 * [fruit(prompt=THING)], fruit("A chair.", "An apple.", prompt=THING), tool(),
-                                 tool()], {}),
     "label_studio.json": ("Label Studio", [fruit(), fruit("A chair.", "An apple."), tool()], {"not labelled": 2}),
     "argilla.json": ("Argilla", [fruit(rejected="A pear."), fruit(), fruit("A pear."), fruit("A pear."), fruit()],
                      {"not labelled": 1}),
@@ -80,16 +76,14 @@ EXPECTED = {
     "helpsteer2.jsonl": ("HelpSteer preferences", [fruit(margin=3.0), tool(margin=1.0)], {}),
     "helpsteer3.jsonl": ("HelpSteer preferences", [fruit(margin=2.0, prompt=dialogue(
         FRUIT, ("assistant", "A pear."), "Another."))], {}),
-    "ranking.jsonl": ("answers and a ranking", [fruit(), tool(), tool("A saw."), (BIRD, "A robin.", "A stone.", None)],
-                      {"answers and ranks differ in number": 1}),
+    "ranks.jsonl": (RANKED, [fruit(), tool(), tool("A saw."), (BIRD, "A robin.", "A stone.", None)],
+                    {"answers and ranks differ in number": 1}),
     "helpsteer2_grades.jsonl": ("graded answers", [fruit(margin=4.0), tool(margin=2.0)],
                                 {"grade is not a finite number": 1, "not labelled": 1}),
     "kto.jsonl": ("graded answers", [fruit(margin=1.0)], {"empty answer": 1}),
     "best_of_k.jsonl": ("best of K", [fruit(), fruit(rejected="A road."), tool()],
                         {"the best answer is none of the answers": 1}),
     "annotators.csv": (TWO, [tool(), fruit()], {"weight is not a finite number above 0": 1}),
-    "order.csv": ("answers and a ranking",
-                  [fruit(), fruit(rejected="An old pear."), fruit("An old pear."), tool()], {}),
 }  # fmt: skip
 
 
@@ -166,7 +160,7 @@ def test_a_mapping_wins_over_recognition():
     assert (pair.prompt, pair.chosen) == ("p", "y")
 
 
-@pytest.mark.parametrize("name", ["lmarena_winner.jsonl", "helpsteer2.jsonl", "swift.jsonl", "stack_exchange.jsonl"])
+@pytest.mark.parametrize("name", ["lmarena_winner.jsonl", "helpsteer2.jsonl", "swift.jsonl"])
 def test_a_further_column_is_metadata_whatever_it_is_called(name):
     row = next(read_file(FIXTURES / name)).fields
     further = {"responses": ["x", "y"]}
@@ -180,19 +174,6 @@ def test_a_winner_that_means_nothing_costs_its_row(winner):
     row = {"prompt": "p", "answer_1": "a", "answer_2": "b", "winner": winner}
     with pytest.raises(RowRejected, match="winner not understood"):
         recognise(row).parse(row)
-
-
-@given(st.permutations([1, 2, 3, 4]))
-def test_a_ranking_is_taken_only_where_ranks_and_order_say_the_same(places):
-    row = {"prompt": "p", "answers": ["a", "b", "c", "d"], "ranking": places}
-    layout = recognise(row)
-    ranks = [places.index(number) + 1 for number in (1, 2, 3, 4)]
-    if ranks != places:
-        with pytest.raises(DataError, match="ranking is"):
-            layout.parse(row)
-        return
-    pairs = {(pair.chosen, pair.rejected) for pair in layout.parse(row).pairs}
-    assert pairs == {("abcd"[i], "abcd"[j]) for i in range(4) for j in range(4) if places[i] < places[j]}
 
 
 keys = st.sampled_from(["messages", "role", "content", "response", "Rating", "selected", "value", "rank", "x"])

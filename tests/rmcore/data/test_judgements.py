@@ -34,7 +34,7 @@ RANKED = {
     "helpsteer2.jsonl": TWO_PAIRS_AND_A_TIE,
     "argilla_choice.json": [(FRUIT, APPLE, (1, 2), "u1"), (FRUIT, ("A chair.", "An apple."), (1, 1), "u2")],
     "label_studio.json": [],
-    "ranking.jsonl": [
+    "ranks.jsonl": [
         (FRUIT, APPLE, (1, 2)), (TOOL, ("A hammer.", "A cloud.", "A saw."), (1, 2, 1)),
         (BIRD, ("A robin.", "A stone."), (1, 2)),
     ],

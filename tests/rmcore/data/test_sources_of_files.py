@@ -1,15 +1,9 @@
 """Any source reads to the same pairs, whatever its form, in one go or in parts; its digest follows its content."""
 
-import contextlib
-import gzip
-import io
 import json
 import math
-import tempfile
 from itertools import islice
-from pathlib import Path
 
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -19,7 +13,7 @@ from rmcore.core.errors import DataError
 from rmcore.data.audit import audit, format_audit
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.parts import SourceInParts
-from rmcore.data.readers.json_stream import json_values
+from rmcore.data.readers.json_values import json_values
 from rmcore.data.readers.sources import iter_records, load_pairs, source_digest, source_kind
 from rmcore.data.table import write_pairs
 from source_sample import lines
@@ -29,10 +23,9 @@ PAIRS = [PreferencePair(row["prompt"], "ja", "no", row["margin"], {"subset": "α
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packed", ["", ".gz"])
-@pytest.mark.parametrize("form", FORMATS)
-def test_every_file_format_gives_the_same_pairs(tmp_path, form, packed):
-    path = write(ROWS, tmp_path / f"data.{form}{packed}")
+@pytest.mark.parametrize("form", [*FORMATS, *(f"{form}.gz" for form in FORMATS if form != "parquet")])
+def test_every_file_format_gives_the_same_pairs(tmp_path, form):
+    path = write(ROWS, tmp_path / f"data.{form}")
     told = []
     loaded = load_pairs(str(path), report=lambda *at: told.append(at))
     assert told == [(0, 1, f"1,000 rows of {path}")]
@@ -52,12 +45,12 @@ def test_limit_counts_pairs_and_stops_reading(tmp_path):
 
 @pytest.mark.parametrize(("limit", "num_rows", "num_ties"), [(1, 3, 0), (3, 3, 0), (4, 6, 1), (5, 6, 1)])
 def test_a_limit_cuts_no_record_so_every_label_of_those_that_were_read_is_counted(tmp_path, limit, num_rows, num_ties):
-    record = {"instruction": "Name a tool.", "input": "", "response1": "A cloud.", "response2": "A hammer."}
-    votes = [(1, 1, 2), (2, 2, 0), (1, 1, 1)]
-    rows = [record | {f"annotator{place}": vote for place, vote in enumerate(one, start=1)} for one in votes]
-    path = str(write(rows, tmp_path / "votes.json"))
+    fields = {"prompt": "Name a tool.", "response_1": "A cloud.", "response_2": "A hammer."}
+    votes = [("response_1", "response_1", "response_2"), ("response_2", "response_2", "tie"), ("response_1",) * 3]
+    said = [[{"value": value, "user_id": str(who)} for who, value in enumerate(one)] for one in votes]
+    path = str(write([{"fields": fields, "responses": {"preferred": one}} for one in said], tmp_path / "votes.json"))
     loaded, parts = load_pairs(path, limit=limit), SourceInParts(path, 2, limit=limit)
-    assert (loaded.layout, len(loaded.pairs)) == ("PandaLM", limit)
+    assert (loaded.layout, len(loaded.pairs)) == ("Argilla", limit)
     assert (loaded.num_rows, loaded.num_ties) == (num_rows, num_ties)
     assert sum(len(part) for part in parts) == limit
     assert (parts.num_rows, parts.num_unusable) == (num_rows, num_ties)
@@ -98,17 +91,14 @@ def test_bad_datasets_folders(dataset_folders, tmp_path):
         load_pairs(str(tmp_path))
 
 
-@settings(max_examples=15)
 @given(
     st.lists(st.integers() | st.text(max_size=4) | st.fixed_dictionaries({"a": st.text(max_size=5)}), max_size=4),
-    st.integers(1, 7),
+    st.sampled_from([None, 1]),
 )
-def test_the_json_stream_reads_what_the_whole_parser_reads_at_any_chunk_size(values, chunk):
-    class Slow(io.StringIO):
-        def read(self, size=-1):
-            return super().read(min(size, chunk))
-
-    assert list(json_values(Slow(json.dumps(values, indent=1)))) == values
+def test_json_values_are_what_the_whole_parser_reads(values, indent):
+    assert list(json_values(json.dumps(values, indent=indent))) == values
+    objects = [{"n": value} for value in values]
+    assert list(json_values("\n".join(json.dumps(one, indent=indent) for one in objects))) == objects
 
 
 def test_what_a_source_is(tmp_path, monkeypatch):
@@ -158,14 +148,10 @@ def put(path, *prompts):
     path.write_text("".join(json.dumps({"prompt": one, "chosen": "a", "rejected": "b"}) + "\n" for one in prompts))
 
 
-SPARK = "part-0000{}-3f2a-c000.jsonl"
 FOLDERS = {
     "shards": "data/train-00000-of-00002.jsonl data/train-00001-of-00002.jsonl data/test-00000-of-00001.jsonl",
     "with a digest": "train-00000-of-00002-ab12.jsonl train-00001-of-00002-ab12.jsonl test.jsonl",
     "numbers": "data/train/0000.jsonl data/train/0001.jsonl data/test/0000.jsonl",
-    "any name, from 1": "pairs_01.jsonl pairs_02.jsonl",
-    "numbers alone": "0000.jsonl 0001.jsonl",
-    "Spark": f"{SPARK.format(0)} {SPARK.format(1)}",
 }
 
 
@@ -174,75 +160,27 @@ def test_the_files_of_a_split_are_one_data_set_in_the_order_of_their_numbers(tmp
     first, second, *tests = (tmp_path / name for name in names.split())
     for path, prompts in zip((first, second, *tests), ("pq", "rs", "t"), strict=False):
         put(path, *prompts, "")
-    for name in ("README.md", "dataset_infos.json", "_SUCCESS"):
+    for name in ("README.md", "dataset_infos.json"):
         (tmp_path / name).write_text("{}")
-    if not tests:
-        (tmp_path / "dataset_infos.json").unlink()
     loaded = load_pairs(str(tmp_path))
     assert [pair.prompt for pair in loaded.pairs] == [*"pqrs"]
     assert [row.row for row in loaded.rejected] == [3, 6]
-    for split in ("test", "dev")[: 2 if tests else 1]:
-        if tests and split == "test":
-            assert [pair.prompt for pair in load_pairs(str(tmp_path), split=split).pairs] == ["t"]
-        else:
-            with pytest.raises(DataError, match=f"no file in it is named as the split '{split}'"):
-                load_pairs(str(tmp_path), split=split)
-    number, next_but_one = ("_02", "_04") if "_02" in second.name else ("1", "3")
-    second.rename(second.with_name(second.name.replace(number, next_but_one, 1)))
+    assert [pair.prompt for pair in load_pairs(str(tmp_path), split="test").pairs] == ["t"]
+    with pytest.raises(DataError, match="no file in it is named as the split 'dev'"):
+        load_pairs(str(tmp_path), split="dev")
+    second.rename(second.with_name(second.name.replace("1", "3", 1)))
     with pytest.raises(DataError, match="lacks file 1 of the split 'train'"):
         load_pairs(str(tmp_path))
 
 
-NO_DATA_SET = """
-a-0.jsonl b-1.jsonl | test-0.jsonl test-1.jsonl | x-0.jsonl y.jsonl | x_1.jsonl x_01.jsonl | llama3.jsonl
-part-1.train.jsonl part-2.test.jsonl | hh_test_1.jsonl hh_test_2.jsonl | pairs_v1.jsonl pairs_v2.jsonl
-fold-1.jsonl fold-2.jsonl | train.jsonl data/train-00000-of-00001.jsonl
-"""
-
-
-@pytest.mark.parametrize("names", NO_DATA_SET.strip().replace("\n", "|").split("|"))
+@pytest.mark.parametrize(
+    "names", ["a-0.jsonl a-1.jsonl", "part-00000-3f2a-c000.jsonl", "train.jsonl data/train-00000-of-00001.jsonl"]
+)
 def test_files_that_need_not_be_one_data_set_are_refused(tmp_path, names):
     for name in names.split():
         put(tmp_path / name, "p")
     with pytest.raises(DataError, match=r"no file in it is named as the split|which one is meant is unknown"):
         load_pairs(str(tmp_path))
-
-
-@pytest.mark.parametrize("form", ["stream", "file"])
-@given(data=st.data())
-@settings(max_examples=60)
-def test_a_damaged_arrow_file_is_read_or_refused(form, data):
-    """Whatever bytes are others: no crash of the process, no error but that of damaged data."""
-    rows = [{"prompt": "p", "chosen": "good " * number, "rejected": "bad"} for number in range(1, 9)]
-    table, buffer = pa.Table.from_pylist(rows), io.BytesIO()
-    with (pa.ipc.new_stream if form == "stream" else pa.ipc.new_file)(buffer, table.schema) as writer:
-        writer.write_table(table, max_chunksize=4)
-    whole = bytearray(buffer.getvalue())
-    for _ in range(3):
-        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "x.arrow"
-        path.write_bytes(whole)
-        with contextlib.suppress(DataError):
-            load_pairs(str(path), require_pairs=False)
-
-
-@pytest.mark.parametrize("form", ["stream", "file"])
-@pytest.mark.parametrize("packed", [False, True])
-def test_arrow_files_are_read_and_cut_ones_are_refused(tmp_path, form, packed):
-    rows = [{"prompt": f"p {number}", "chosen": f"good {number}", "rejected": "bad"} for number in range(1500)]
-    table = pa.Table.from_pylist(rows)
-    path = tmp_path / ("pairs.arrow.gz" if packed else "pairs.arrow")
-    kind = pa.ipc.new_stream if form == "stream" else pa.ipc.new_file
-    with (gzip.open if packed else open)(path, "wb") as file, kind(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=400)
-    assert [pair.chosen for pair in load_pairs(str(path)).pairs] == [row["chosen"] for row in rows]
-    whole = gzip.decompress(path.read_bytes()) if packed else path.read_bytes()
-    ends = [len(whole) - 8, len(whole) // 2, len(whole) // 2 + 1]  # the first is between two batches
-    for end in ends:
-        path.write_bytes(gzip.compress(whole[:end]) if packed else whole[:end])
-        with pytest.raises(DataError, match=r"cut off|damaged"):
-            load_pairs(str(path))
 
 
 RESPONSES = [{"prompt": f"p{number}", "response": None if number % 5 == 3 else f"r{number}"} for number in range(23)]

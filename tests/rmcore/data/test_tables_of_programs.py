@@ -1,12 +1,9 @@
 """Tables as programs write them: no cell is read as another one, and what may be cut or damaged is not used."""
 
 import csv
-import datetime
 import io
 import json
-import re
 import tracemalloc
-import zipfile
 from collections import Counter
 
 import pandas as pd
@@ -15,11 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openpyxl import Workbook
 
 from rmcore.core.errors import DataError
-from rmcore.data.readers import tables
-from rmcore.data.readers.fields import Reason
+from rmcore.data.readers import files, tables
 from rmcore.data.readers.files import read_file
 from rmcore.data.readers.sources import load_pairs
 from source_sample import lines
@@ -172,24 +167,17 @@ def as_json_column(rows):
     return pa.ExtensionArray.from_storage(pa.json_(pa.string()), texts)
 
 
-def arrow_file(path, columns):
-    """The columns as Parquet, or as Arrow."""
-    whole = pa.table(columns)
-    if path.suffix == ".parquet":
-        pq.write_table(whole, path)
-    else:
-        with pa.ipc.new_stream(str(path), whole.schema) as writer:
-            writer.write_table(whole)
+def parquet_file(path, columns):
+    pq.write_table(pa.table(columns), path)
     return str(path)
 
 
-@pytest.mark.parametrize("form", ["parquet", "arrow"])
-def test_a_column_of_json_texts_is_read_as_its_values(tmp_path, form):
+def test_a_column_of_json_texts_is_read_as_its_values(tmp_path):
     turn = {"role": "assistant", "content": 'a "b"\nc'}
     chosen = as_json_column(['a "b"\nc', [turn], turn, ...])
     columns = {"prompt": ["p"] * 4, "chosen": chosen, "rejected": ["bad"] * 2 + [None, "bad"]}
     columns["meta"] = pa.StructArray.from_arrays([as_json_column([{"n": [1]}, None, 2, ""])], ["held"])
-    loaded = load_pairs(arrow_file(tmp_path / f"data.{form}", columns))
+    loaded = load_pairs(parquet_file(tmp_path / "data.parquet", columns))
     assert [(pair.prompt, pair.chosen) for pair in loaded.pairs] == [("p", 'a "b"\nc')] * 2
     assert [row.reason for row in loaded.rejected] == ["missing rejected", "not valid JSON"]
     assert loaded.pairs[0].metadata == {"meta": {"held": {"n": [1]}}}
@@ -206,7 +194,7 @@ def test_maps_of_arrow_are_objects(tmp_path):
         "chosen": pa.array([side("good"), side("good")], kind),
         "rejected": pa.array([[list(turn.items()) for turn in side("bad")], twice], kind),
     }
-    loaded = load_pairs(arrow_file(tmp_path / "maps.parquet", columns))
+    loaded = load_pairs(parquet_file(tmp_path / "maps.parquet", columns))
     assert [(pair.prompt, pair.chosen, pair.rejected) for pair in loaded.pairs] == [("p", "good", "bad")]
     assert [row.reason for row in loaded.rejected] == ["a key is repeated"]
 
@@ -275,13 +263,14 @@ def test_a_quote_too_many_or_too_few(folder, rows, data):
     assert {tuple(cell.replace('"', "") for cell in row) for row in found} <= plain
 
 
-def test_the_row_limit_holds_for_headers_and_for_cells_of_many_lines(tmp_path, monkeypatch):
+def test_the_row_limit_holds_for_lines_headers_and_cells_of_many_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "MAX_ROW_BYTES", 1000)
-    path = tmp_path / "data.csv"
-    for text in ("x" * 1001, "prompt,chosen,rejected\n" + "p" * 1001, 'prompt,chosen,rejected\n"' + "p\n" * 501):
-        path.write_text(text)
+    monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
+    texts = ("x" * 1001, "prompt,chosen,rejected\n" + "p" * 1001, 'prompt,chosen,rejected\n"' + "p\n" * 501)
+    for name, text in (*(("data.csv", text) for text in texts), ("data.jsonl", texts[0])):
+        (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=r"longer than|larger than"):
-            load_pairs(str(path))
+            load_pairs(str(tmp_path / name))
 
 
 def test_blank_lines_before_the_header_are_counted_and_not_kept(tmp_path):
@@ -299,75 +288,7 @@ def test_what_pandas_wrote_is_read_back(tmp_path):
     frame = pd.DataFrame(
         [{"prompt": f"p {n}\nmore", "chosen": "1+1 é 好", "rejected": "b", "margin": n / 2} for n in range(3)]
     )
-    frame.to_excel(tmp_path / "pairs.xlsx", index=False)
     frame.to_csv(tmp_path / "pairs.csv", index=False)
-    for name in ("pairs.xlsx", "pairs.csv"):
-        found = load_pairs(str(tmp_path / name)).pairs
-        texts = [(pair.prompt, pair.chosen, pair.rejected, pair.target_margin) for pair in found]
-        assert texts == list(frame.itertuples(index=False, name=None))
-
-
-SHEET, NAMED = "xl/worksheets/sheet1.xml", list(NAMES)
-FIVE = [[f"p{number}", "a", "b"] for number in range(5)]
-LONG_EMOJI = "\U0001f600" * 10 + "x" * (tables.MOST_CHARACTERS - 20)
-FAILED = r'<c r="C2" t="e"><f>-foo</f><v>#NAME?</v></c>'
-
-
-def in_part(pattern, other):
-    return lambda text: re.sub(pattern, other, text)
-
-
-WORKBOOKS = {
-    "the header again": ([["p1", "a", "b"], ["rejected", "prompt", "chosen"], ["b", "p3", "a"], ["NULL", "p", "a"]],
-                         None, ["p1", "p3"], {3: "the header again", 5: "missing rejected"}),
-    "texts that may be cut": ([["p", "x" * tables.MOST_CHARACTERS, "b"], [None] * 3, ["q", "y" * 1000, "b"], [*"rab?"]],
-                              None, ["q"], {2: Reason.CUT_CELL, 5: Reason.NOT_A_TABLE}),
-    "numbers, truth, dates": ([["p", 1, "b"], ["p", "a", datetime.date(2026, 1, 2)], [*"qab"], ["p", True, "b"]],
-                              None, ["q"], dict.fromkeys((2, 3, 5), Reason.WRONG_TYPE)),
-    **{f"dimensions {ref}": (FIVE, (SHEET, in_part(r'<dimension ref="[^"]*"', f'<dimension ref="{ref}"')),
-                             [f"p{number}" for number in range(5)], {}) for ref in ("A1", "A1:C3", "A1:B9")},
-    "an error and a cut emoji": ([["p", "a", "b"], ["q", LONG_EMOJI, "b"], ["r", "a", "b"]],
-                                 (SHEET, in_part(r'<c r="C2".*?</c>', FAILED)),
-                                 ["r"], {2: Reason.EXCEL_ERROR, 3: Reason.CUT_CELL}),
-}  # fmt: skip
-
-
-def workbook(path, *rows, change=None, more=()):
-    """A workbook of these rows below a header, with another text in one of its parts."""
-    book = Workbook()
-    for row in rows:
-        book.active.append(row)
-    for title in more:
-        book.create_sheet(title).append(NAMED)
-    book.save(path)
-    if change is not None:
-        part, other = change
-        with zipfile.ZipFile(path) as whole:
-            parts = {name: whole.read(name) for name in whole.namelist()}
-        parts[part] = other(parts[part].decode()).encode()
-        with zipfile.ZipFile(path, "w") as written:
-            for name, content in parts.items():
-                written.writestr(name, content)
-    return str(path)
-
-
-@pytest.mark.parametrize(("rows", "change", "prompts", "reasons"), WORKBOOKS.values(), ids=WORKBOOKS)
-def test_a_workbook_gives_its_pairs_and_counts_the_rest(tmp_path, rows, change, prompts, reasons):
-    loaded = load_pairs(workbook(tmp_path / "x.xlsx", NAMED, *rows, change=change))
-    assert [pair.prompt for pair in loaded.pairs] == prompts
-    assert {row.row: row.reason for row in loaded.rejected} == reasons
-
-
-def test_several_tables_none_other_formats_and_what_openpyxl_trips_over_are_refused(tmp_path):
-    with pytest.raises(DataError, match=r"xlsx has 2 sheets"):
-        load_pairs(workbook(tmp_path / "two.xlsx", NAMED, ["p", "a", "b"], more=["second"]))
-    with pytest.raises(DataError, match=r"xlsx has 0 sheets"):
-        load_pairs(workbook(tmp_path / "none.xlsx"))
-    styles = ("xl/styles.xml", in_part(r"<fills .*?</fills>", "<fills><fill/></fills>"))
-    workbook(tmp_path / "styles.xlsx", NAMED, ["p", "a", "b"], change=styles)
-    (tmp_path / "csv.xlsx").write_text("prompt,chosen,rejected\np,a,b\n")
-    whole = (tmp_path / "two.xlsx").read_bytes()
-    (tmp_path / "cut.xlsx").write_bytes(whole[: len(whole) // 2])
-    for name in ("styles", "csv", "cut"):
-        with pytest.raises(DataError, match="cannot be read as an Excel workbook"):
-            load_pairs(str(tmp_path / f"{name}.xlsx"))
+    found = load_pairs(str(tmp_path / "pairs.csv")).pairs
+    texts = [(pair.prompt, pair.chosen, pair.rejected, pair.target_margin) for pair in found]
+    assert texts == list(frame.itertuples(index=False, name=None))

@@ -290,41 +290,34 @@ def question_rows(num, seed):
         yield at, is_first, [f"right {at}", f"wrong {at}"][:: 1 if is_first else -1], rng
 
 
-def auto_j_file(place):
+def labelled_file(place, *, is_sure):
+    """Each of three people's labels is a row, with the share of the others who agree where that is known."""
     rows = []
-    for at, is_first, answers, rng in question_rows(90, 0):
-        label = 2 if at % 9 == 0 else int(is_first == (rng.random() < 0.1))
-        rows.append({"scenario": "asking", "label": label, "prompt": f"Question {at}?"})
-        rows[-1] |= {"response 1": answers[0], "response 2": answers[1]}
-    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return sum(row["label"] != 2 for row in rows)
-
-
-def panda_lm_file(place):
-    rows, labels = [], 0
     for at, is_first, answers, rng in question_rows(60, 1):
         votes = [0 if rng.random() < 0.1 else 1 + int(is_first == (rng.random() < 0.2)) for _ in range(3)]
-        labels += sum(vote != 0 for vote in votes)
-        rows.append({"idx": at, "motivation_app": "Notes", "cmp_key": "one_other", "instruction": f"Question {at}?"})
-        rows[-1] |= {"input": math.nan if at % 2 else "Be brief.", "response1": answers[0], "response2": answers[1]}
-        rows[-1] |= {f"annotator{number}": vote for number, vote in enumerate(votes, 1)}
-    place.write_text(json.dumps(rows))
-    return labels
+        for who, vote in enumerate(votes):
+            others = [1.0 if vote == other else 0.5 * (other == 0) for other in votes[:who] + votes[who + 1 :]]
+            row = {"prompt": f"Question {at}?", "response_1": answers[0], "response_2": answers[1]}
+            row |= {"winner": ("tie", "1", "2")[vote], "annotator": f"who {who}"}
+            rows.append(row | ({"chosen_probability": sum(others) / 2} if is_sure else {}))
+    place.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return sum(row["winner"] != "tie" for row in rows)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "write"), [("autoj.jsonl", auto_j_file), ("pandalm.json", panda_lm_file)])
-def test_a_reward_model_is_audited_on_the_files_that_judges_are_tested_on(name, write, tmp_path, tiny_folder):
+@pytest.mark.parametrize("is_sure", [True, False])
+def test_a_reward_model_is_audited_on_pairs_that_people_labelled(is_sure, tmp_path, tiny_folder):
     """People's ties make no pair, each person's label is one, and how often they agree is the ceiling."""
-    labels, out = write(tmp_path / name), tmp_path / "audit.json"
-    call = ["judge", "audit", "--judge", str(tiny_folder), "--data", str(tmp_path / name), "--json", str(out)]
+    data, out = tmp_path / "labels.jsonl", tmp_path / "audit.json"
+    labels = labelled_file(data, is_sure=is_sure)
+    call = ["judge", "audit", "--judge", str(tiny_folder), "--data", str(data), "--json", str(out)]
     assert guard(lambda: app(call, standalone_mode=False)) == 0
     record = json.loads(out.read_text())
     assert record["num_pairs"] == labels
     assert not record["verdict"]["may_decide"]  # it was never trained
     assert "reward model" in record["asked"]
     ceiling = record["metrics"]["ceiling"]
-    if write is auto_j_file:
+    if not is_sure:
         assert ceiling["value"] is None
     else:
         truth = 0.9 * (0.8**2 + 0.2**2) + 0.1 / 2  # another label is a tie in a tenth of the cases
