@@ -38,7 +38,7 @@ import numpy as np
 import pandas as pd
 import torch
 from scipy import stats
-from throughput_sides import in_turns, rows_for_trl, run_missing, trained_by_trl, trl_settings
+from throughput_sides import in_turns, missing, rows_for_trl, run_missing, trained_by_trl, trl_settings
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -180,12 +180,10 @@ def sample_test(pairs: Sequence[PreferencePair], num: int) -> list[PreferencePai
     return [pair for pair in chain.from_iterable(zip_longest(*by_prompt.values())) if pair is not None][:num]
 
 
-def prepare(cell: Cell, sources: tuple[Path, Path], out: Path) -> tuple[Path, Path]:
+def prepare(cell: Cell, sources: tuple[Path, Path], files: tuple[Path, Path]) -> None:
     """Write the pairs that all cells of a model train on and are judged on."""
-    train_file, test_file = out / f"{cell.model}-train.parquet", out / "test.parquet"
-    write_pairs(sample_train(load_pairs(str(sources[0])).pairs, cell, new_model(cell)), train_file)
-    write_pairs(sample_test(load_pairs(str(sources[1])).pairs, cell.test_pairs), test_file)
-    return train_file, test_file
+    write_pairs(sample_train(load_pairs(str(sources[0])).pairs, cell, new_model(cell)), files[0])
+    write_pairs(sample_test(load_pairs(str(sources[1])).pairs, cell.test_pairs), files[1])
 
 
 def new_model(cell: Cell) -> BradleyTerryRM:
@@ -195,10 +193,15 @@ def new_model(cell: Cell) -> BradleyTerryRM:
 
 
 def run_model(first: Cell, seeds: int, sources: tuple[Path, Path], out: Path) -> list[dict]:
-    """All cells of one model, those that are there already taken from `out`."""
+    """All cells of one model, those that are there already taken from `out`: TRL and the sources are for the others."""
     cells = [replace(first, side=side, seed=seed) for seed, side in in_turns(SIDES, seeds)]
-    out.mkdir(parents=True, exist_ok=True)
-    return run_missing(cells, out, partial(run_cell, out, prepare(first, sources, out)), "wall_seconds")
+    files = (out / f"{first.model}-train.parquet", out / "test.parquet")
+    if to_run := missing(cells, out):
+        if find_spec("trl") is None and any(cell.side == "TRL" for cell in to_run):
+            raise SystemExit("TRL is not installed here: pip install trl, or name its folder in PYTHONPATH")
+        out.mkdir(parents=True, exist_ok=True)
+        prepare(first, sources, files)
+    return run_missing(cells, out, partial(run_cell, out, files), "wall_seconds")
 
 
 def intervals(tables: dict[str, list[pd.DataFrame]]) -> tuple[list[float], dict[str, Any]]:
@@ -278,8 +281,6 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    if find_spec("trl") is None:
-        parser.error("TRL is not installed here: pip install trl, or name its folder in PYTHONPATH")
     if given.train_pairs % PAIRS_PER_STEP:
         parser.error(
             f"--train-pairs {given.train_pairs} is no multiple of {PAIRS_PER_STEP}: the last step would differ"

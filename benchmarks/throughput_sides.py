@@ -108,15 +108,22 @@ def run_missing(cells: Sequence[Any], out: Path, run: Callable[[Any], dict], sai
         said: what is printed of a record.
     """
     out.mkdir(parents=True, exist_ok=True)
-    for cell in cells:
+    for cell in missing(cells, out):
         file = cell.file(out)
-        if file.is_file() and json.loads(file.read_text())["cell"] == asdict(cell):
-            continue
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             record = pool.submit(run, cell).result()
         write_json(file, record)
         print(f"{file.stem}: {record[said]:.2f} {said.replace('_', ' ')}", flush=True)
     return [json.loads(cell.file(out).read_text()) for cell in cells]
+
+
+def missing(cells: Sequence[Any], out: Path) -> list[Any]:
+    """The cells of which `out` has no record, or one of other settings."""
+
+    def is_done(file: Path, settings: dict[str, Any]) -> bool:
+        return file.is_file() and json.loads(file.read_text())["cell"] == settings
+
+    return [cell for cell in cells if not is_done(cell.file(out), asdict(cell))]
 
 
 def in_turns(sides: Sequence[str], repeats: int) -> list[tuple[int, str]]:

@@ -9,8 +9,8 @@ has it, no checkpoint on the way; TRL-default with gradient checkpointing, which
 it comes, which also tries whether packing is exact, describes the rewards of some of the pairs trained on, draws the
 curves and writes `best/` and the last step. The sides take turns.
 
-Wall seconds of whole processes, from their start to their end: to be measured on an idle machine. A step is its forward
-and backward passes and the update. The last line has the CPU seconds of user and system.
+Wall seconds of whole processes, from their start to their end: to be measured on an idle machine. The last line has the
+CPU seconds of user and system.
 """
 
 import argparse
@@ -22,102 +22,23 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 SIDES = ("rm-opt", "TRL", "TRL-default")
 MAX_SEQ_LEN = {"hh": 500, "minilm": 256}
 JOBS = {"hh": ("6.5m", "hh_harmless_base_test.jsonl.gz"), "minilm": ("minilm", "alpacaeval_train.parquet")}
-WHOLE, CPU = "whole process", "CPU seconds of it"
 TRL_BATCH = {"hh": 8, "minilm": 16}
 PAIRS_PER_STEP = 16
 
 
-class Clock:
-    """Seconds of this process by phase; one phase inside another counts for itself alone."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = defaultdict(float)
-        self._open: list[str] = []
-        self._since = time.perf_counter()
-
-    def _turn(self) -> None:
-        now = time.perf_counter()
-        self.seconds[self._open[-1] if self._open else "other"] += now - self._since
-        self._since = now
-
-    @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Count what is done inside as `name`."""
-        if self._open or self.seconds:
-            self._turn()
-        self._open.append(name)
-        try:
-            yield
-        finally:
-            self._turn()
-            self._open.pop()
-
-    def watch(self, owner: Any, name: str, phase: str) -> None:
-        """Count each call of a function or method of `owner` as a phase."""
-        inner: Callable[..., Any] = getattr(owner, name)
-
-        def timed(*given: Any, **named: Any) -> Any:
-            with self.phase(phase):
-                return inner(*given, **named)
-
-        setattr(owner, name, timed)
-
-
-def train_here(clock: Clock, words: list[str]) -> None:
-    """Run `rm-opt train` in this process."""
-    with clock.phase("imports"):
-        from transformers import Qwen2ForSequenceClassification  # noqa: F401 - as the model does
-
-        from flows.cli import main
-        from rmcore.cli import train as command
-        from rmcore.stages import train as stage
-        from rmcore.training import loop, material, step
-    clock.watch(command, "_load", "reading")
-    clock.watch(material, "write_tokenized", "tokenization")
-    clock.watch(stage.BradleyTerryRM, "new", "model")
-    clock.watch(loop, "choose_packing", "trial of packing")
-    clock.watch(step.Stepper, "run", "steps")
-    clock.watch(loop.Trainer, "_score", "rewards of training pairs")
-    clock.watch(loop.CheckpointWriter, "finished", "writing the model")
-    clock.watch(stage, "_write_outcome", "curves and tables")
-    sys.argv = ["rm-opt", "train", *words]
-    try:
-        main()
-    except SystemExit as ended:
-        if ended.code:
-            raise
-
-
-def train_there(clock: Clock, model: str, data: str, out: str, given: argparse.Namespace) -> None:
+def train_there(model: str, data: str, out: str, given: argparse.Namespace) -> None:
     """Train with TRL in this process."""
-    with clock.phase("imports"):
-        from datasets import disable_caching, load_dataset
-        from transformers import AutoTokenizer, TrainerCallback
-        from trl import RewardConfig, RewardTrainer
+    from datasets import disable_caching, load_dataset
+    from transformers import AutoTokenizer
+    from trl import RewardConfig, RewardTrainer
+
     disable_caching()
-
-    class Watching(TrainerCallback):
-        """Counts the steps for themselves."""
-
-        def on_step_begin(self, *_: Any, **__: Any) -> None:
-            self.step = clock.phase("steps")
-            self.step.__enter__()
-
-        def on_step_end(self, *_: Any, **__: Any) -> None:
-            self.step.__exit__(None, None, None)
-
-    with clock.phase("reading"):
-        pairs = load_dataset("json", data_files=data, split="train")
     arguments = RewardConfig(
         output_dir=out,
         per_device_train_batch_size=TRL_BATCH[given.job],
@@ -131,34 +52,25 @@ def train_there(clock: Clock, model: str, data: str, out: str, given: argparse.N
         report_to=[],
         disable_tqdm=True,
     )
-    clock.watch(RewardTrainer, "_prepare_dataset", "tokenization")
-    with clock.phase("model"):
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        if tokenizer.eos_token is None:
-            tokenizer.eos_token = tokenizer.sep_token  # MiniLM has none, and RewardTrainer needs one
-        trainer = RewardTrainer(
-            model=model, args=arguments, processing_class=tokenizer, train_dataset=pairs, callbacks=[Watching()]
-        )
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if tokenizer.eos_token is None:
+        tokenizer.eos_token = tokenizer.sep_token  # MiniLM has none, and RewardTrainer needs one
+    pairs = load_dataset("json", data_files=data, split="train")
+    trainer = RewardTrainer(model=model, args=arguments, processing_class=tokenizer, train_dataset=pairs)
     trainer.train()
     assert trainer.state.global_step == given.pairs // PAIRS_PER_STEP, "TRL left pairs out"
-    with clock.phase("writing the model"):
-        trainer.save_model(str(Path(out) / "best"))
+    trainer.save_model(str(Path(out) / "best"))
 
 
-def run_side(given: argparse.Namespace) -> None:
-    """Run one side in this process and write down what its phases took."""
-    clock = Clock()
-    folder = Path(given.folder)
-    model, data, out = (str(folder / name) for name in ("model", "pairs.jsonl", f"out-{given.side}"))
-    if given.side == "rm-opt":
-        words = (
-            f"--model {model} --data {data} --output-dir {out} --epochs 1 --device cpu --precision {given.precision}"
-        )
-        words += f" --batch-size {PAIRS_PER_STEP} --max-seq-len {MAX_SEQ_LEN[given.job]}"
-        train_here(clock, words.split())
-    else:
-        train_there(clock, model, data, out, given)
-    (folder / "seconds.json").write_text(json.dumps(clock.seconds))
+def command_of(side: str, folder: Path, given: argparse.Namespace) -> list[str]:
+    """The whole process of a side."""
+    if side != "rm-opt":
+        return [sys.executable, __file__, *sys.argv[1:], "--side", side, "--folder", str(folder)]
+    places = {"--model": "model", "--data": "pairs.jsonl", "--output-dir": f"out-{side}"}
+    words = [word for option, name in places.items() for word in (option, str(folder / name))]
+    words += f"--epochs 1 --device cpu --precision {given.precision} --batch-size {PAIRS_PER_STEP}".split()
+    words += ["--max-seq-len", str(MAX_SEQ_LEN[given.job])]
+    return [str(Path(sys.executable).with_name("rm-opt")), "train", *words]
 
 
 def prepare(folder: Path, given: argparse.Namespace) -> None:
@@ -196,36 +108,30 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=os.cpu_count())
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=SIDES)
     parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
-    parser.add_argument("--folder", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.side:
-        run_side(given)
+        out = given.folder / f"out-{given.side}"
+        train_there(str(given.folder / "model"), str(given.folder / "pairs.jsonl"), str(out), given)
         return
-    found: dict[str, list[dict[str, float]]] = {side: [] for side in given.sides}
+    found: dict[str, list[tuple[float, float]]] = {side: [] for side in given.sides}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         prepare(folder, given)
+        environment = os.environ | {"OMP_NUM_THREADS": str(given.threads), "TOKENIZERS_PARALLELISM": "false"}
         for repeat in range(given.repeats):
             for side in given.sides if repeat % 2 == 0 else given.sides[::-1]:
-                again = [sys.executable, __file__, *sys.argv[1:], "--side", side, "--folder", name]
-                environment = os.environ | {"OMP_NUM_THREADS": str(given.threads), "TOKENIZERS_PARALLELISM": "false"}
                 shutil.rmtree(folder / f"out-{side}", ignore_errors=True)
                 before, started = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-                subprocess.run(again, env=environment, check=True, stdout=sys.stderr)
+                subprocess.run(command_of(side, folder, given), env=environment, check=True, stdout=sys.stderr)
                 wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-                seconds = json.loads((folder / "seconds.json").read_text())
-                other = wall - sum(seconds.values())
                 cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-                found[side].append(seconds | {"other": seconds["other"] + other, WHOLE: wall, CPU: cpu})
-    phases = dict.fromkeys(phase for side in given.sides for one in found[side] for phase in one)
-    last = ("steps", WHOLE, CPU)
+                found[side].append((wall, cpu))
     print("| seconds, medians | " + " | ".join(given.sides) + " |\n| --- |" + " ---: |" * len(given.sides))
-    for phase in [*(one for one in phases if one not in last), *last]:
-        cells = []
-        for side in given.sides:
-            values = sorted(one.get(phase, 0.0) for one in found[side])
-            cells.append(f"{median(values):.2f}" + (f" ({values[0]:.2f}-{values[-1]:.2f})" if phase in last else ""))
-        print(f"| {phase} | " + " | ".join(cells) + " |")
+    for place, what in enumerate(("whole process", "CPU seconds of it")):
+        taken = [sorted(one[place] for one in found[side]) for side in given.sides]
+        cells = [f"{median(values):.2f} ({values[0]:.2f}-{values[-1]:.2f})" for values in taken]
+        print(f"| {what} | " + " | ".join(cells) + " |")
 
 
 if __name__ == "__main__":
