@@ -19,18 +19,17 @@ import logged_sample
 import policy_sample
 import rlhf_sample
 from capability_samples import RECORDS
-from rmcore.reporting.figures.arms import arm_intervals_figure, main_metrics, tradeoff_figure
+from rmcore.reporting.figures.arms import arm_intervals_figure, main_metrics
 from rmcore.reporting.figures.experiment import forest_plot_figure, learning_curves_figure
 from rmcore.reporting.figures.pairs import (
     accuracy_in_context_figure,
-    margin_histogram_figure,
     reliability_diagram_figure,
     reward_by_length_figure,
 )
 from rmcore.reporting.figures.training import runs_figure, training_curves_figure
 from rmcore.reporting.html.blocks import capabilities_shown
 from rmcore.reporting.html.logged import logged_answers_figure
-from rmcore.reporting.html.policy import overoptimization_figure, served_figure
+from rmcore.reporting.html.policy import overoptimization_figure
 from rmcore.reporting.html.rlhf import rlhf_curves_figure, watch_figure
 
 DOTS_PER_INCH, COLOURS = 80, 48
@@ -52,17 +51,6 @@ def _interval(value: float, half: float) -> dict[str, float]:
     return {"value": value, "ci_low": value - half, "ci_high": value + half}
 
 
-def _tradeoff() -> Figure:
-    others = ["cost/train_seconds", experiment_sample.ECE]
-    return tradeoff_figure(
-        EXPERIMENT["arms"],
-        EXPERIMENT["cells"],
-        EXPERIMENT["metrics"],
-        accuracy=experiment_sample.ACCURACY,
-        others=others,
-    )
-
-
 def _arms() -> Figure:
     metrics = main_metrics(list(EXPERIMENT["metrics"]), EXPERIMENT["hypotheses"])
     return arm_intervals_figure(EXPERIMENT["arms"], EXPERIMENT["cells"], metrics, EXPERIMENT["metrics"])
@@ -82,12 +70,6 @@ SHOWN = {
         "run",
         "The model between guessing, the longer answer and, on the synthetic benchmark, a perfect model, all on the "
         "same pairs. An interval that reaches the longer answer's shows nothing.",
-    ),
-    "margin_histogram": Shown(
-        lambda: margin_histogram_figure(REWARDS, {"value": 0.3, "ci_low": 0.26, "ci_high": 0.34}),
-        "run",
-        "The share left of zero is the error rate. A second hump there is a slice of the data that it has "
-        "backwards. The scale means nothing between models of different β.",
     ),
     "reliability_diagram": Shown(
         lambda: reliability_diagram_figure(figure_sample.bins(), figure_sample.ECE),
@@ -129,11 +111,6 @@ SHOWN = {
         "Lines are means over the steps that all seeds reach, seeds thin behind them. Early order is often not "
         "final order.",
     ),
-    "tradeoff": Shown(
-        _tradeoff,
-        "experiment",
-        "Up and to the left is better. An arm that is more accurate and slower is only better where the claims say so.",
-    ),
     "overoptimization": Shown(
         lambda: overoptimization_figure("reward model", POLICY["overoptimization"]["curves"]),
         "readiness best-of-n",
@@ -148,14 +125,7 @@ SHOWN = {
     "watch": Shown(
         lambda: watch_figure(rlhf_sample.record(watched=True, num_seeds=1)),
         "rlhf",
-        "Top right: a line above the dashed one convinces. Bottom right: what is kept is better than the start where "
-        "the band leaves zero.",
-    ),
-    "served": Shown(
-        lambda: served_figure(policy_sample.served()),
-        "readiness confirm",
-        "It may be read, and ended, after any pair: the true reward rose where the band leaves zero, and by the "
-        "required gain where it leaves the dashed line.",
+        "On the right a line above the dashed one convinces. On the left the star is what was kept, on fresh prompts.",
     ),
     **{
         name: Shown(partial(draw, RECORDS[one.stage]()), "run", one.captions.get(name, ""))

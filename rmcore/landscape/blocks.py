@@ -181,7 +181,7 @@ def _basis(spectrum: Mapping[str, Any]) -> str:
 
 SHOWN = Shown(
     curvature_block,
-    after="margins",
+    after="length",
     name="Curvature",
     captions={
         "eigenvalues": "Curvature of the loss at the trained weights along its extreme directions; whiskers: how far "

@@ -4,7 +4,7 @@ The synthetic benchmark draws new prompts; of other data they are the held-out o
 `policy.num_prompts`, which readiness sees, in an order of chance. They are served in rounds, and judged in turns of as
 many pairs as the judge takes together; the turn after which nothing can change what is said is the last one. Writes
 `served.parquet` (one row a judged pair: prompt_id, prompt, chosen, other, the rewards of both, and by how much the
-chosen one is better as judged), `confirmation.json`, `figures/served.png` and `summary.json`. An interrupted call
+chosen one is better as judged), `confirmation.json` and `summary.json`. An interrupted call
 continues from `unit.json`, `drawn_*.jsonl`, `served_*.json` and `judged_*.jsonl`.
 """
 
@@ -41,8 +41,6 @@ from rmcore.policy.stopping.pair_judges import (
     judge_in_turns,
     pair_judge_of,
 )
-from rmcore.reporting.figures.style import save
-from rmcore.reporting.html.policy import served_figure
 from rmcore.stages.measurement import load_trained
 from rmcore.stages.prepared import FEWEST_PROMPTS, held_out_prompts, new_prompts, policy_place, seen_prompts
 from rmcore.stages.samples import answers
@@ -112,8 +110,6 @@ def run(settings: ConfirmationStage, out: Path, tracker: Tracker, report: Report
     }
     record = _record(n, prompts, judge, gain, served, counts | {"unit_error": unit["error"]}, out)
     record["verdict"] = audited(record["verdict"], judge.name, settings.judge, settings.judging)
-    (out / "figures").mkdir(exist_ok=True)
-    save(served_figure(record), out / "figures" / "served.png")
     write_json(out / RECORD_FILE, record)
     write_json(out / "summary.json", {"metrics": {f"policy/served_{k}": v for k, v in record["gold"].items()}})
 

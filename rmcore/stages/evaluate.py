@@ -51,7 +51,6 @@ from rmcore.readiness.judged_answers import (
 )
 from rmcore.reporting.figures.pairs import (
     accuracy_in_context_figure,
-    margin_histogram_figure,
     reliability_diagram_figure,
     reward_by_length_figure,
 )
@@ -199,7 +198,6 @@ def draw(
 ) -> None:
     """Draw the evaluation figures into `folder`; `bins` are the table's `reliability_bins`."""
     drawn = {
-        "margin_histogram": margin_histogram_figure(table, card["negative_margin_rate"].to_dict()),
         "reliability_diagram": reliability_diagram_figure(bins, card["ece_debiased"].to_dict()),
         "reward_by_length": reward_by_length_figure(table),
         "accuracy_in_context": accuracy_in_context_figure(context),

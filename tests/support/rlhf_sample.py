@@ -55,20 +55,11 @@ def look(number, seed, turns):
 
 def watch(seed, kept):
     """A watch that kept a step, or with `kept` false went back to the start."""
-    differences = [((7 * index + seed) % 13 - 5.2) / 6 for index in range(60)]
-    path = [[-1.2 / (1 + index / 9) + 0.11, 1.2 / (1 + index / 9) + 0.13] for index in range(60)]
     examples = [
         {"prompt": "Name a <b>bird</b>", "before": "A fish.", "after": "A kestrel, above all.", "difference": 0.83},
         {"prompt": "Count to two", "before": "", "after": "One, two.", "difference": -0.21},
     ]
-    final = {
-        "value": 0.133,
-        "interval": [-0.047, 0.287],
-        "path": path,
-        "differences": differences,
-        "limit": 3.0,
-        "examples": examples,
-    }
+    final = {"value": 0.133, "interval": [-0.047, 0.287], "limit": 3.0, "examples": examples}
     return {
         "looks": [look(number, seed, not kept) for number in range(1, 8 + kept)],
         "unit": "sd", "labels": 648, "final_labels": 120 if kept else 0,

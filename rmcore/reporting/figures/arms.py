@@ -26,7 +26,6 @@ _ROW_HEIGHT = 0.36  # inches an arm
 _TITLE_WIDTH = 42  # characters of a line over a panel
 _WIDEST = 1.0  # intervals are shown this many times the range of all points beyond the points
 _BETTER = {True: "higher is better →", False: "← lower is better", None: "neither side is better"}
-_SIDES = {True: "right", False: "left", None: ""}
 
 
 class ArmStyle(NamedTuple):
@@ -34,10 +33,6 @@ class ArmStyle(NamedTuple):
 
     colour: str
     marker: str
-
-
-FURTHER = ArmStyle("#b9c0c7", "o")
-"""Style of arms that no figure labels."""
 
 
 def arm_styles(arms: Sequence[Mapping[str, Any]], metric: str, better: bool | None) -> dict[str, ArmStyle]:
@@ -95,14 +90,10 @@ def main_metrics(metrics: Sequence[str], hypotheses: Sequence[Mapping[str, Any]]
     return [name for name in metrics if name in chosen]
 
 
-def seed_values(cells: Sequence[CellResult], arm: str, metrics: Sequence[str]) -> FloatArray:
-    """(cells, metrics) of the arm's cells that have all of the metrics, none below its floor."""
-    rows = [
-        [floored(name, numbers.finite(cell["metrics"].get(name))) for name in metrics]
-        for cell in cells
-        if cell["arm"] == arm
-    ]
-    return np.array([row for row in rows if None not in row], dtype=np.float64).reshape(-1, len(metrics))
+def seed_values(cells: Sequence[CellResult], arm: str, metric: str) -> FloatArray:
+    """(cells,) values of the arm's cells that have the metric, none below its floor."""
+    values = [floored(metric, numbers.finite(cell["metrics"].get(metric))) for cell in cells if cell["arm"] == arm]
+    return np.array([value for value in values if value is not None], dtype=np.float64)
 
 
 def mean_value(arm: ArmResult, metric: str) -> float | None:
@@ -156,7 +147,7 @@ def arm_intervals_figure(
 def _interval_limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], metric: str) -> tuple[float, float]:
     """An axis for all means and seeds, and for intervals as far as they do not flatten the rest."""
     means = [numbers.floored_item(metric, arm["metrics"][metric]) for arm in arms if metric in arm["metrics"]]
-    seeds = [float(value) for arm in arms for value in seed_values(cells, arm["name"], (metric,))[:, 0]]
+    seeds = [float(value) for arm in arms for value in seed_values(cells, arm["name"], metric)]
     points = [value for value in (*(mean["value"] for mean in means), *seeds) if value is not None] or [0.0]
     ends = [mean[end] for mean in means for end in ("ci_low", "ci_high")]
     inside = [value for value in ends if value is not None] + points
@@ -169,7 +160,7 @@ def _interval_limits(arms: Sequence[ArmResult], cells: Sequence[CellResult], met
 def _draw_arm(ax: "Axes", row: int, arm: ArmResult, cells: Sequence[CellResult], metric: str, look: ArmStyle) -> None:
     from matplotlib.markers import CARETLEFT, CARETRIGHT
 
-    seeds = seed_values(cells, arm["name"], (metric,))[:, 0]
+    seeds = seed_values(cells, arm["name"], metric)
     ax.plot(seeds, np.full(len(seeds), row + 0.24), "o", color=look.colour, alpha=0.5, markersize=3.4, label="seeds")
     value = mean_value(arm, metric)
     if value is None:
@@ -210,94 +201,3 @@ def _interval_title(arms: Sequence[ArmResult], metric: str, info: MetricInfo) ->
     if control is None:
         return f"{text})"
     return f"{text}, the control)" if control == best else f"{text}), control {texts[control]}"
-
-
-def tradeoff_figure(
-    arms: Sequence[ArmResult],
-    cells: Sequence[CellResult],
-    infos: Mapping[str, MetricInfo],
-    *,
-    accuracy: str,
-    others: Sequence[str],
-) -> "Figure":
-    """Accuracy against each of `others` (a cost, a calibration error): every seed faint, every arm's mean large.
-
-    The panels share the accuracy axis, so an arm keeps its height. Above nine arms only the control and the most
-    accurate are named.
-
-    Args:
-        arms: their means are the large markers.
-        cells: the small ones.
-        infos: what the metrics are.
-        accuracy: metric of the vertical axis, of which more is better.
-        others: metrics of the horizontal axes, at least one.
-    """
-    figure = style.new_figure(1.0 + 5.0 * len(others), 5.0)
-    figure.set_layout_engine("constrained", wspace=0.05)
-    axes = figure.subplots(1, len(others), sharey=True, squeeze=False).ravel()
-    up = infos[accuracy]
-    styles = arm_styles(arms, accuracy, up["higher_is_better"])
-    labelled = {name: styles[name] for name in labelled_arms(arms, accuracy, up["higher_is_better"])}
-    for ax, other in zip(axes, others, strict=True):
-        _tradeoff_panel(ax, arms, cells, (other, accuracy), infos, labelled)
-        left, right = ax.get_xlim()
-        ax.set_xlim(style.axis_low(other, left, right), right)
-    axes[0].set_ylabel(style.axis_label(up["label"], up["unit"]))
-    style.headline(figure, _tradeoff_title(arms, (others[0], accuracy), infos))
-    name_arms(figure, labelled)
-    return figure
-
-
-def _both_means(arms: Sequence[ArmResult], metrics: tuple[str, str]) -> dict[str, tuple[float, float]]:
-    """Means of two metrics by arm, of the arms that have both."""
-    means = {arm["name"]: [mean_value(arm, metric) for metric in metrics] for arm in arms}
-    return {name: (across, up) for name, (across, up) in means.items() if across is not None and up is not None}
-
-
-def _tradeoff_panel(
-    ax: "Axes",
-    arms: Sequence[ArmResult],
-    cells: Sequence[CellResult],
-    metrics: tuple[str, str],
-    infos: Mapping[str, MetricInfo],
-    labelled: Mapping[str, ArmStyle],
-) -> None:
-    """Seeds and means of two metrics, the first one across; arms without a label are grey."""
-    across, up = (infos[metric] for metric in metrics)
-    side, num_further = _SIDES[across["higher_is_better"]], len(arms) - len(labelled)
-    grey = f"; grey: {num_further} further arms" if num_further else ""
-    title = f"small: each seed; large: mean of an arm{grey}\nbetter: {f'{side} and ' if side else ''}up"
-    style.dress(ax, title=title, x=style.axis_label(across["label"], across["unit"]), y="")
-    means, num_seeds = _both_means(arms, metrics), 0
-    for name in (arm["name"] for arm in arms):
-        colour, marker = labelled.get(name, FURTHER)
-        seeds = seed_values(cells, name, metrics)
-        num_seeds += len(seeds)
-        ax.plot(seeds[:, 0], seeds[:, 1], marker, color=colour, alpha=0.3, markersize=5, markeredgewidth=0)
-        if name in means:
-            mark: dict[str, Any] = {"color": colour, "markersize": 9, "markeredgecolor": "white"}
-            ax.plot(*means[name], marker, label=name, zorder=4 if name in labelled else 3, **mark)
-    if not means and not num_seeds:
-        style.note(ax, f"no cell has both {across['label']} and {up['label']}")
-        return
-    ax.margins(0.13)
-    for axis, info in ((ax.xaxis, across), (ax.yaxis, up)):
-        style.round_ticks(axis, 6, 2)
-        style.unit_ticks(axis, info["unit"])
-
-
-def _tradeoff_title(arms: Sequence[ArmResult], metrics: tuple[str, str], infos: Mapping[str, MetricInfo]) -> str:
-    """The most accurate arm and the control, with both metrics."""
-    other, main = (infos[metric] for metric in metrics)
-    means, by_name = _both_means(arms, metrics), {arm["name"]: arm for arm in arms}
-    if not means:
-        return f"{style.capital(main['label'])} against {other['label']}"
-
-    def both(name: str) -> str:
-        values = by_name[name]["metrics"]
-        across, up = (numbers.in_sentence(metric, values[metric], infos[metric]["unit"]) for metric in metrics)
-        return f"{style.short(name)} ({up}, {other['label']} {across})"
-
-    best = max(means, key=lambda name: means[name][1])
-    control = next((name for name in means if by_name[name]["is_control"]), best)
-    return f"Most accurate: {both(best)}" + ("" if control == best else f"; control {both(control)}")

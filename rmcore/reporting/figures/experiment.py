@@ -22,7 +22,6 @@ from rmcore.reporting.figures.arms import (
     labelled_arms,
     main_metrics,
     name_arms,
-    tradeoff_figure,
 )
 from rmcore.reporting.figures.claims import (
     SEED_INTERVAL,
@@ -47,7 +46,7 @@ _ROOM = 0.25  # ... with this share of their distance on either side: one diverg
 
 
 def draw_experiment(results: ExperimentResults, folder: Path) -> dict[str, Path]:
-    """Draw what the record has data for; PNG files by name: forest_plot, arm_intervals, tradeoff.
+    """Draw what the record has data for; PNG files by name: forest_plot, arm_intervals, learning_curves.
 
     Args:
         results: record of the experiment.
@@ -65,27 +64,11 @@ def draw_experiment(results: ExperimentResults, folder: Path) -> dict[str, Path]
     if curves:
         main = next(((name, info["higher_is_better"]) for name, info in infos.items()), ("", None))
         drawn["learning_curves"] = learning_curves_figure(curves, arms, main)
-    accuracy = next((name for name in infos if "accuracy" in name and _is_measured(results, name)), None)
-    others = [name for name in (_cost(infos), _calibration(infos)) if name and _is_measured(results, name)]
-    if accuracy and others:
-        drawn["tradeoff"] = tradeoff_figure(arms, cells, infos, accuracy=accuracy, others=others)
     return {name: style.save(figure, folder / f"{name}.png") for name, figure in drawn.items()}
 
 
 def _is_measured(results: ExperimentResults, name: str) -> bool:
     return any(arm["metrics"].get(name, {"value": None})["value"] is not None for arm in results["arms"])
-
-
-def _cost(infos: Mapping[str, MetricInfo]) -> str | None:
-    """The time of the whole training where it is reported, else the first metric in seconds."""
-    times = [name for name, info in infos.items() if info["unit"] == "seconds"]
-    return min(times, key=lambda name: name != "cost/train_seconds", default=None)
-
-
-def _calibration(infos: Mapping[str, MetricInfo]) -> str | None:
-    """The debiased calibration error where it is reported, else the plain one."""
-    errors = [name for name in infos if "ece" in name.rpartition("/")[2].split("_")]
-    return min(errors, key=lambda name: "debiased" not in name, default=None)
 
 
 def forest_plot_figure(hypotheses: Sequence[HypothesisResult], metrics: Mapping[str, MetricInfo]) -> Figure:

@@ -1,4 +1,4 @@
-"""Figures of held-out pairs: accuracy in context, margins, calibration, and reward against length."""
+"""Figures of held-out pairs: accuracy in context, calibration, and reward against length."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from scipy import stats
@@ -23,9 +22,6 @@ _CONTEXT_LOOK = {
 _CONTEXT_HEADINGS = {"subset": "this model, by subset", "ood": "this model, out of distribution"}
 _CONTEXT_ROW = 0.3  # inches
 _LONGEST_NAME = 40  # characters
-_MOST_MARGIN_BINS = 60
-_HIGHEST_BAR = 0.76  # as a share of the axis; the shares are written above
-_OUTLIER_SPANS = 4.0  # margins farther out than this many central spans are counted in the title, not drawn
 _MOST_POINTS = 3000  # more only make the cloud opaque
 _MOST_LENGTH_BINS = 10
 _WIDE_RANGE = 50.0  # ratio of lengths, or of rewards to their bulk, from which an axis is logarithmic
@@ -120,86 +116,6 @@ def _context_title(items: Sequence[Mapping[str, Any]]) -> str:
     if above:
         text += f"{',' if below else ':'} {100 * (above[0]['value'] - value):.1f} below “{_context_label(above[0])}”"
     return text
-
-
-def margin_histogram_figure(rewards: pd.DataFrame, negative_rate: Mapping[str, Any]) -> Figure:
-    """Histogram of margin = reward_chosen - reward_rejected (logits), one bin edge exactly at zero.
-
-    Args:
-        rewards: P > 0 rows with reward_chosen and reward_rejected.
-        negative_rate: the metric negative_margin_rate {value, ci_low, ci_high}; its interval is written below the
-            share of negative margins.
-    """
-    margins = (rewards["reward_chosen"] - rewards["reward_rejected"]).to_numpy(dtype=np.float64)
-    central = _central_margins(margins)
-    edges = _bin_edges(central)
-    figure = style.new_figure(8.0, 4.4)
-    ax = figure.subplots()
-    counts, _ = np.histogram(central, edges)
-    middles = (edges[:-1] + edges[1:]) / 2
-    colours = np.where(middles < 0, style.ORANGE, style.BLUE).tolist()
-    ax.bar(middles, counts, width=np.diff(edges), color=colours, edgecolor="white", linewidth=0.5)
-    ties = int((margins == 0).sum())
-    width = edges[1] - edges[0]
-    ax.bar(middles[middles > 0][0], ties, width=width, color=style.MUTED, edgecolor="white", linewidth=0.5)
-    ax.axvline(0.0, ymax=_HIGHEST_BAR, color=style.INK, linewidth=1.2)
-    median = float(np.median(margins))
-    if edges[0] <= median <= edges[-1]:
-        ax.axvline(median, ymax=_HIGHEST_BAR + 0.03, color=style.INK, linewidth=1.3, linestyle="--")
-    style.headline(figure, _margin_title(margins, median))
-    style.dress(ax, title=_margin_reading(margins, central), x="reward margin (logits)", y="pairs")
-    ax.set_ylim(0, max(1, int(counts.max())) / _HIGHEST_BAR)
-    ax.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=6))
-    _write_shares(ax, margins, negative_rate)
-    return figure
-
-
-def _margin_title(margins: FloatArray, median: float) -> str:
-    right = float((margins > 0).mean())
-    pairs = f"{numbers.count(len(margins))} held-out pair{'s' if len(margins) != 1 else ''}"
-    return f"Ranked as labelled: {numbers.percent(right)} of {pairs}; median margin {numbers.decimal(median)}"
-
-
-def _margin_reading(margins: FloatArray, central: FloatArray) -> str:
-    """How to read the figure, and what is outside of its axis."""
-    text = "solid line: zero · dashed line: median"
-    outside = len(margins) - len(central)
-    if outside:
-        extremes = f"{numbers.decimal(margins.min())} to {numbers.decimal(margins.max())}"
-        text += f" · {numbers.count(outside)} more beyond the axis (all margins: {extremes})"
-    return text
-
-
-def _write_shares(ax: Axes, margins: FloatArray, negative_rate: Mapping[str, Any]) -> None:
-    """Shares on either side of zero, above the bars."""
-    bounds = numbers.interval(negative_rate, "share")
-    negative = f"ranked wrongly\n{numbers.percent((margins < 0).mean())} negative"
-    negative += f"\n95 %: {bounds}" if bounds else ""
-    positive = f"ranked as labelled\n{numbers.percent((margins > 0).mean())} positive"
-    ties = int((margins == 0).sum())
-    positive += f"\n{numbers.count(ties)} exactly 0 (ties)" if ties else ""
-    look: dict[str, Any] = {"transform": ax.transAxes, "va": "top", "fontsize": style.SMALL + 0.5}
-    ax.text(0.015, 0.98, negative, ha="left", color=style.ORANGE, **look)
-    ax.text(0.985, 0.98, positive, ha="right", color=style.BLUE, **look)
-
-
-def _central_margins(margins: FloatArray) -> FloatArray:
-    """The margins without far outliers, which would squeeze all others into one bar."""
-    low, high = np.percentile(margins, [2.5, 97.5])
-    span = high - low
-    if span == 0:
-        return margins
-    inside = (margins >= low - _OUTLIER_SPANS * span) & (margins <= high + _OUTLIER_SPANS * span)
-    return margins[inside]
-
-
-def _bin_edges(margins: FloatArray) -> FloatArray:
-    """Bin edges that are multiples of one width, so that zero is an edge; all margins lie strictly inside the ends."""
-    low, high = min(0.0, float(margins.min())), max(0.0, float(margins.max()))
-    bins = min(_MOST_MARGIN_BINS, max(8, int(2 * np.sqrt(len(margins)))))
-    width = (high - low) / bins if high > low else 0.1
-    first, last = np.floor(low / width) - 1, np.floor(high / width) + 2
-    return np.asarray(np.arange(first, last + 0.5) * width, dtype=np.float64)
 
 
 def reliability_diagram_figure(bins: pd.DataFrame, ece: Mapping[str, Any]) -> Figure:

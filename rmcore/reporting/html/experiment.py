@@ -34,7 +34,6 @@ CAPTIONS = {
     "side, refuted when all of it is outside, and inconclusive when it contains the threshold.",
     "arm_intervals": "Means and intervals of each arm alone. The claims are judged on paired differences, which are "
     "more precise than two separate intervals: overlap here does not mean that there is no difference.",
-    "tradeoff": "Accuracy against cost, and against calibration error.",
     "learning_curves": "Validation accuracy and training loss by step. The mean of an arm ends where its first seed "
     "stopped.",
 }
@@ -86,7 +85,7 @@ def sections(results: ExperimentResults) -> list[Section]:
         parts=[Block("The changes and bands of each arm", tables=(_changes(results),))],
     )
     costs = Table(("", "", ""), _cost(results), left=range(3))
-    figures = Block("Figures", figures=("arm_intervals", "tradeoff", "learning_curves"))
+    figures = Block("Figures", figures=("arm_intervals", "learning_curves"))
     notes = Block("Notes", findings=results["notes"])
     if not results["notes"]:
         notes = Block("Notes", text=("No arms were merged, and no cell is missing.",))

@@ -34,7 +34,6 @@ CAPTIONS = {
     "line behind means overfitting.",
     "reliability_diagram": "Pairs grouped by how sure the model is. On the dashed line “80 % sure” is right 80 % of "
     "the time; below it the model is too sure of itself, above it too modest.",
-    "margin_histogram": "How far apart the model puts the two sides. Left of zero it prefers the rejected side.",
     "reward_by_length": "If reward follows length, a policy learns to write long instead of well.",
     **logged.CAPTIONS,
     **policy.CAPTIONS,
@@ -119,7 +118,7 @@ def sections(results: Results, more_figures: Sequence[str] = ()) -> list[Section
         ),
         ("training", "Training", _training(results)),
         ("calibration", "Calibration", CALIBRATION),
-        ("margins", "Margins and length", MARGINS),
+        ("length", "Length", LENGTH),
         ("readiness", "Original score", _original_score(results["readiness"])),
         ("metrics", "All metrics", _metrics(results)),
         ("data", "Data", _audit(results["audit"])),
@@ -146,7 +145,7 @@ def _policy_in_training(record: Mapping[str, Any]) -> Block:
 
 CONTEXT = Block("Accuracy in context", figures=("accuracy_in_context",))
 CALIBRATION = Block("Calibration: are its probabilities right?", figures=("reliability_diagram",), is_folded=True)
-MARGINS = Block("Margins, and reward against length", figures=("margin_histogram", "reward_by_length"), is_folded=True)
+LENGTH = Block("Reward against length", figures=("reward_by_length",), is_folded=True)
 PARTS = (
     ("observations", "judgements", "Judgements", judgements.judgements_block, None),
     ("logged", "logged", "Logged answers", logged.logged_block, 2),

@@ -8,7 +8,7 @@ import numpy as np
 from rmcore.core.arrays import FloatArray
 from rmcore.reporting.figures import numbers, style
 from rmcore.reporting.html.blocks import Block, Table
-from rmcore.reporting.html.policy import EMPTY, REWARD_NAMES, draw_gains, number_or_reason
+from rmcore.reporting.html.policy import EMPTY, REWARD_NAMES, number_or_reason
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -34,8 +34,6 @@ WATCH_HEADINGS = (
 )  # fmt: skip
 REWARDS = (("proxy", style.BLUE, "s"), ("gold", style.ORANGE, "o"))
 STEP_LABEL, GAIN_LABEL = "optimizer step of the policy", "gain over the start (sd within prompts)"
-LONGEST_NAME = 24
-"""Characters of a reward's name in a legend; the end of a path tells most."""
 BETS = (
     ("turned", style.ORANGE, "the true reward has turned"),
     ("stopped", style.PINK, "the true reward has stopped gaining"),
@@ -201,25 +199,20 @@ def _examples_block(record: Mapping[str, Any]) -> list[Block]:
 def rlhf_curves_figure(record: Mapping[str, Any], best_of_n: Mapping[str, Any] | None = None) -> "Figure":
     """Four panels: both rewards by step and by KL, win rate and length of the responses by step.
 
-    With several rewards one more: what each gained, by step. Lines are means over seeds with 95 % intervals;
-    where there are several seeds each has a faint line of its own.
+    Lines are means over seeds with 95 % intervals; where there are several seeds each has a faint line of its own.
 
     Args:
         record: `rlhf.json` of the stage grpo. What nobody judged or measured gives a panel that says so.
         best_of_n: the curve of best-of-n on the start policy's samples (of `overoptimization.json`), drawn at equal KL;
             its points may have no true reward.
     """
-    several = record.get("several")
-    figure = style.new_figure(11.0, 12.6 if several else 8.6)
-    grid = figure.add_gridspec(3 if several else 2, 2)
-    steps, distance, wins, lengths = (figure.add_subplot(grid[place // 2, place % 2]) for place in range(4))
+    figure = style.new_figure(11.0, 8.6)
+    (steps, distance), (wins, lengths) = figure.subplots(2, 2)
     seeds = record["seeds"] if len(record["seeds"]) > 1 else []
     _by_step(steps, record["curve"], seeds)
     _by_kl(distance, record["curve"], best_of_n)
     _win_rate(wins, record["curve"], seeds)
     _length(lengths, record["curve"], seeds)
-    if several:
-        _several(figure.add_subplot(grid[2, :]), several)
     style.headline(figure, record["verdict"]["headline"])
     return figure
 
@@ -299,23 +292,6 @@ def _length(ax: "Axes", curve: Points, seeds: Sequence[Mapping[str, Any]]) -> No
     style.legend_below(ax)
 
 
-def _several(ax: "Axes", several: Mapping[str, Any]) -> None:
-    """Draw what each of several rewards gained on the samples trained on, in its spread where it first had one."""
-    steps = several["steps"]
-    title = "each reward on what was trained on, since the first step"
-    style.dress(ax, title=title, x=STEP_LABEL, y="gain (sd within prompts at first)")
-    colours = (style.BLUE, style.ORANGE, style.GREEN, style.PINK, style.INK, style.MUTED)
-    for place, (name, weight) in enumerate(zip(several["names"], several["weights"], strict=True)):
-        short = name if len(name) <= LONGEST_NAME else "…" + name[1 - LONGEST_NAME :]
-        unit = next((step["spreads"][place] for step in steps if step["spreads"][place] > 0), float("nan"))
-        gains = [(step["means"][place] - steps[0]["means"][place]) / unit for step in steps]
-        at = [step["step"] for step in steps]
-        ax.plot(at, gains, color=colours[place % len(colours)], label=f"{short}, weight {weight:g}")
-    ax.axhline(0, color=style.MUTED, linewidth=0.8)
-    _whole_steps(ax, steps)
-    style.legend_below(ax)
-
-
 def _line(
     ax: "Axes", points: Points, seeds: Sequence[Mapping[str, Any]], key: str, colour: str, marker: str, label: str
 ) -> bool:
@@ -375,19 +351,17 @@ def _signed(function: Callable[[FloatArray], FloatArray]) -> Callable[[FloatArra
 
 
 def watch_figure(record: Mapping[str, Any]) -> "Figure":
-    """Four panels of a watch: gain by step, evidence by step, labels by step, and the final gain as pairs are judged.
+    """Two panels of a watch: the gain by step, and the evidence by step.
 
     Args:
         record: `rlhf.json` of the stage grpo, of a training with a watch.
     """
-    figure = style.new_figure(11.0, 8.6)
-    (gains, evidence), (labels, final) = figure.subplots(2, 2)
+    figure = style.new_figure(11.0, 4.6)
+    gains, evidence = figure.subplots(1, 2)
     watches = [seed["watch"] for seed in record["seeds"]]
     looks = [look for watch in watches for look in watch["looks"]]
     _watched_gains(gains, record["seeds"])
     _evidence(evidence, watches, looks)
-    _labels(labels, watches, looks)
-    _final_gain(final, watches)
     style.headline(figure, record["verdict"]["headline"])
     return figure
 
@@ -443,29 +417,4 @@ def _evidence(ax: "Axes", watches: Sequence[Mapping[str, Any]], looks: Sequence[
         label = f"convinces that it has stopped ({to_stop:.1f})"
         ax.axhline(to_stop, color=style.PINK, linestyle="--", linewidth=1.1, label=label)
     style.whole_ticks(ax.xaxis)
-    style.legend_below(ax)
-
-
-def _labels(ax: "Axes", watches: Sequence[Mapping[str, Any]], looks: Sequence[Mapping[str, Any]]) -> None:
-    style.dress(ax, title="pairs judged at each look", x=STEP_LABEL, y="pairs")
-    if not looks:
-        style.note(ax, "there was no look")
-        return
-    steps = sorted({look["step"] for look in looks})
-    means = [float(np.mean([look["num_pairs"] for look in looks if look["step"] == step])) for step in steps]
-    used = np.mean([watch["labels"] + watch["final_labels"] for watch in watches])
-    width = 0.7 * min(np.diff(steps), default=1)
-    ax.bar(steps, means, width=width, color=style.BLUE, alpha=0.75, label=f"labels in all: {used:,.0f} a training")
-    style.whole_ticks(ax.xaxis)
-    style.legend_below(ax)
-
-
-def _final_gain(ax: "Axes", watches: Sequence[Mapping[str, Any]]) -> None:
-    title = "gain of what is kept, on prompts that nothing was decided on"
-    style.dress(ax, title=title, x="pairs judged", y=f"gain over the start ({watches[0]['unit']})")
-    known = [watch["final"] for watch in watches if watch["final"] is not None]
-    if not known:
-        style.note(ax, "the start was kept, or no final label was allowed")
-        return
-    draw_gains(ax, known)
     style.legend_below(ax)

@@ -12,14 +12,7 @@ from hypothesis import strategies as st
 
 import experiment_sample as sample
 from rmcore.reporting.figures import claims, numbers
-from rmcore.reporting.figures.arms import (
-    MOST,
-    arm_intervals_figure,
-    arm_styles,
-    labelled_arms,
-    main_metrics,
-    tradeoff_figure,
-)
+from rmcore.reporting.figures.arms import MOST, arm_intervals_figure, arm_styles, labelled_arms, main_metrics
 from rmcore.reporting.figures.claims import VERDICTS, subject, tally
 from rmcore.reporting.figures.experiment import draw_experiment, forest_plot_figure, learning_curves_figure
 from rmcore.reporting.figures.style import short
@@ -29,7 +22,6 @@ from rmcore.reporting.html.glossary import EXPERIMENT_WORDS
 RESULTS = sample.results()
 INFOS = RESULTS["metrics"]
 MAIN = (sample.ACCURACY, True)
-OTHERS = (sample.SECONDS, sample.ECE)
 
 
 def flat(text: str) -> str:
@@ -39,27 +31,19 @@ def flat(text: str) -> str:
 # --- figures ----------------------------------------------------------------------------------------------------------
 
 
-def matrix(num_arms: int) -> tuple[list, list, dict]:
-    """Arms, cells and curves of a larger matrix with similar arms."""
+def matrix(num_arms: int) -> tuple[list, dict]:
+    """Arms and curves of a larger matrix with similar arms."""
     rng = np.random.default_rng(0)
-    arms, cells, curves = [], [], []
-    for number in range(num_arms):
-        name = f"learning_rate={10.0**-number:.0e}, smoothing={number}"
-        own = []
-        for cell in RESULTS["cells"][:3]:
-            metrics = {key: value and value * (1 + 0.02 * rng.normal()) for key, value in cell["metrics"].items()}
-            own.append(cell | {"arm": name, "metrics": metrics})
-        means = {key: sample.metric([one["metrics"][key] for one in own if one["metrics"][key]]) for key in INFOS}
-        arms.append(RESULTS["arms"][1] | {"name": name, "is_control": number == 0, "metrics": means})
-        cells += own
-        values = np.linspace(0.5, 0.6 + 0.01 * rng.random(), 8).tolist()
-        curves.append({"arm": name, "seed": 0, "steps": list(range(8)), "values": values})
-    return arms, cells, {"eval/pairwise_accuracy": curves}
-
-
-def legend_of(figure) -> list[str]:
-    [legend] = figure.legends
-    return [text.get_text() for text in legend.get_texts()]
+    names = [f"learning_rate={10.0**-number:.0e}, smoothing={number}" for number in range(num_arms)]
+    means = [{sample.ACCURACY: sample.metric([0.7 + 0.01 * rng.normal()])} for _ in names]
+    arms = [
+        RESULTS["arms"][1] | {"name": name, "is_control": name == names[0], "metrics": mean}
+        for name, mean in zip(names, means, strict=True)
+    ]
+    curves = [
+        {"arm": name, "seed": 0, "steps": list(range(8)), "values": np.linspace(0.5, 0.6, 8).tolist()} for name in names
+    ]
+    return arms, {"eval/pairwise_accuracy": curves}
 
 
 @pytest.mark.slow
@@ -67,7 +51,7 @@ def test_all_figures_are_drawn_the_same_each_time_and_what_has_no_data_is_skippe
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         first, second = (draw_experiment(RESULTS, tmp_path / "deep" / name) for name in ("one", "two"))
-    assert list(first) == ["forest_plot", "arm_intervals", "learning_curves", "tradeoff"]
+    assert list(first) == ["forest_plot", "arm_intervals", "learning_curves"]
     assert all(path.read_bytes() == second[name].read_bytes() for name, path in first.items())
     results = sample.results()
     results["hypotheses"], results["curves"] = [], {"train/loss": []}
@@ -137,31 +121,15 @@ def test_an_interval_far_wider_than_the_points_does_not_flatten_them_and_ends_in
 
 
 @pytest.mark.slow
-def test_tradeoff_shares_the_accuracy_axis_and_names_every_arm(draw):
-    figure = draw(tradeoff_figure(RESULTS["arms"], RESULTS["cells"], INFOS, accuracy=MAIN[0], others=OTHERS))
-    assert [ax.get_xlabel() for ax in figure.axes] == ["training time (s)", "calibration error, debiased"]
-    assert figure.axes[0].get_ylabel() == "held-out pairwise accuracy (%)"
-    assert figure.axes[0].get_ylim() == figure.axes[1].get_ylim()
-    assert legend_of(figure) == list(sample.ARMS)
-    for ax, other in zip(figure.axes, OTHERS, strict=True):
-        for arm in RESULTS["arms"]:
-            line = next(line for line in ax.lines if line.get_label() == arm["name"])
-            point = [line.get_xdata()[0], line.get_ydata()[0]]
-            assert point == [arm["metrics"][other]["value"], arm["metrics"][MAIN[0]]["value"]]
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("num_arms", [1, 14])
 def test_nine_arms_are_named_and_the_others_counted(draw, num_arms):
-    arms, cells, curves = matrix(num_arms)
-    drawn = learning_curves_figure(curves, arms, MAIN)
-    assert legend_of(drawn) == [short(name) for name in labelled_arms(arms, *MAIN)]
-    assert (drawn.axes[0].get_xlabel(), drawn.axes[0].get_ylabel()) == ("optimizer step", "validation accuracy (%)")
-    for figure in (drawn, tradeoff_figure(arms, cells, INFOS, accuracy=MAIN[0], others=OTHERS)):
-        draw(figure)
-        assert len(legend_of(figure)) == min(num_arms, MOST)
-        for ax in figure.axes:
-            assert (f"grey: {num_arms - MOST} further arms" in ax.get_title(loc="left")) == (num_arms > MOST)
+    arms, curves = matrix(num_arms)
+    drawn = draw(learning_curves_figure(curves, arms, MAIN))
+    [legend], [ax] = drawn.legends, drawn.axes
+    assert [text.get_text() for text in legend.get_texts()] == [short(name) for name in labelled_arms(arms, *MAIN)]
+    assert len(legend.get_texts()) == min(num_arms, MOST)
+    assert (ax.get_xlabel(), ax.get_ylabel()) == ("optimizer step", "validation accuracy (%)")
+    assert (f"grey: {num_arms - MOST} further arms" in ax.get_title(loc="left")) == (num_arms > MOST)
 
 
 @pytest.mark.slow
@@ -226,7 +194,7 @@ def page(render, tmp_path_factory):
 def test_one_file_that_fetches_and_runs_nothing_links_to_mlflow_alone_and_begins_with_the_answer(page):
     page.assert_safe()
     assert len(page.raw.encode()) < 2_000_000
-    assert len(page.values("src")) == 4
+    assert len(page.values("src")) == 3
     assert {one for one in page.values("href") if one[0] != "#"} == {sample.results()["mlflow_url"]}
     order = ["answer", "notes", "arms", "figures", "cells", "registration", "cost", "again", "glossary"]
     places = [page.raw.index(f'<section id="{name}">') for name in order]
@@ -343,7 +311,7 @@ def test_missing_numbers_are_dashes_and_missing_parts_are_said(render, tmp_path)
     assert "nan" not in re.findall(r"\w+", page.text.lower())
     assert numbers.MISSING in page.section("answer")
     assert page.section("cells").count("no reason was recorded") == len(results["cells"])
-    assert page.section("figures").count("was not drawn in this run") == 3
+    assert page.section("figures").count("was not drawn in this run") == 2
     assert all(info["label"] in page.section("arms") for info in results["metrics"].values())  # as not measured
     assert "15 of 15 cells failed" in page.text
     assert "first registration" in page.text

@@ -4,10 +4,7 @@ import warnings
 from functools import partial
 
 import numpy as np
-import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 import logged_sample
@@ -17,7 +14,6 @@ from figure_sample import CONTEXT, ECE, bins, history, item, rewards
 from rmcore.reporting.figures.pairs import (
     accuracy_in_context_figure,
     binned_means,
-    margin_histogram_figure,
     reliability_diagram_figure,
     reward_by_length_figure,
 )
@@ -85,37 +81,6 @@ def test_curves_of_runs_are_what_each_logged_and_told_apart():
     assert "none of which was evaluated" in title_of(runs_figure({"a": history(9, evaluated=False)}))
 
 
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(st.lists(st.floats(-1e6, 1e6, allow_subnormal=False).map(lambda v: round(v, 3)), min_size=1, max_size=80))
-def test_margin_bars_hold_every_pair_and_zero_is_an_edge(margins):
-    frame = pd.DataFrame({"reward_chosen": margins, "reward_rejected": 0.0})
-    ax = margin_histogram_figure(frame, UNKNOWN).axes[0]
-    bars = ax.patches[:-1]  # the last bar marks the ties inside the first bar right of zero
-    outside = "beyond the axis" in ax.get_title(loc="left")
-    assert sum(bar.get_height() for bar in bars) == len(margins) or outside
-    edges = np.array([bar.get_x() for bar in bars])
-    assert np.abs(edges).min() < 1e-9 * max(1, np.abs(edges).max())
-    assert ax.patches[-1].get_height() == margins.count(0.0)
-    if not outside:
-        low = sum(bar.get_height() for bar in bars if bar.get_x() + bar.get_width() / 2 < 0)
-        assert low == sum(margin < 0 for margin in margins)
-        assert ax.get_xlim()[0] <= min(margins) <= max(margins) <= ax.get_xlim()[1]
-
-
-def test_the_margin_histogram_says_shares_counts_outliers_and_puts_ties_on_neither_side():
-    rate = {"value": 0.25, "ci_low": 0.2, "ci_high": 0.3}
-    for margins, said in (
-        ([*np.linspace(-1, 3, 400), 1e9], ("1 more beyond the axis", "24.9 % negative", "20.0 to 30.0 %")),
-        ([-1.0, 0.0, 0.0, 0.0, 2.0], ("20.0 % negative", "20.0 % positive", "3 exactly 0")),
-    ):
-        frame = pd.DataFrame({"reward_chosen": margins, "reward_rejected": 0.0})
-        ax = margin_histogram_figure(frame, rate).axes[0]
-        written = " ".join([ax.get_title(loc="left"), *(text.get_text() for text in ax.texts)]).replace("\u00a0", " ")
-        assert all(text in written for text in said)
-        assert ax.get_xlim()[1] < 100
-
-
 def test_length_correlation_in_the_title_has_the_right_sign():
     frame = rewards(300)
     frame["reward_chosen"], frame["reward_rejected"] = frame["chosen_chars"] ** 3.0, frame["rejected_chars"] ** 3.0
@@ -176,12 +141,10 @@ ODD = {
     "no interval": lambda: reliability_diagram_figure(bins().head(1), UNKNOWN),
     "long names": lambda: accuracy_in_context_figure([item("x" * 300, 1.0, 0.0, "model"), item("y", 0.0, None)]),
     "nothing measured": lambda: accuracy_in_context_figure([item("this model", None, None, "model")]),
-    **{f"margins of {s}": lambda s=s: margin_histogram_figure(rewards(7, s), UNKNOWN) for s in (0.0, 1e12)},
     **{f"rewards of {s}": lambda s=s: reward_by_length_figure(rewards(7, s)) for s in (0.0, 1e12)},
     "one judged prompt": lambda: logged_answers_figure(logged_sample.record(num_prompts=1)),
     "nobody judged": lambda: rlhf_curves_figure(rlhf_sample.record(judged=False), rlhf_sample.best_of_n(gold=False)),
     "one point": lambda: rlhf_curves_figure(rlhf_sample.record(num_points=1), rlhf_sample.best_of_n(gold=True)),
-    "two rewards": lambda: rlhf_curves_figure(rlhf_sample.record(rewards=2)),
     "back to the start": lambda: watch_figure(rlhf_sample.record(watched=False)),
     "watched": lambda: watch_figure(rlhf_sample.record(watched=True)),
 }  # fmt: skip
@@ -205,7 +168,6 @@ FIGURES = {
     "training": lambda: training_curves_figure(history(), best_step=400),
     "eight runs": lambda: runs_figure(
         {f"run {place} of eight of a study with a long name": history(9 + place) for place in range(8)}),
-    "margins": lambda: margin_histogram_figure(rewards(), {"value": 0.3, "ci_low": 0.2, "ci_high": 0.4}),
     "calibration": lambda: reliability_diagram_figure(bins(), ECE),
     "length": lambda: reward_by_length_figure(rewards()),
     "logged answers": lambda: logged_answers_figure(logged_sample.record(length=1.0)),

@@ -16,7 +16,7 @@ from flows.cli_experiment import print_outcome
 from rmcore.cli.common import print_metrics
 from rmcore.core.metrics import METRICS, floored, is_at_floor
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.figures.arms import arm_intervals_figure, tradeoff_figure
+from rmcore.reporting.figures.arms import arm_intervals_figure
 from rmcore.reporting.figures.experiment import forest_plot_figure
 from rmcore.reporting.figures.pairs import reliability_diagram_figure
 from rmcore.reporting.figures.style import new_figure, unit_ticks
@@ -24,7 +24,7 @@ from rmcore.reporting.html.experiment import experiment_markdown
 from rmcore.reporting.html.experiment import sections as experiment_sections
 from rmcore.reporting.html.report import sections, summary_markdown
 
-ECE, ACCURACY = experiment_sample.ECE, experiment_sample.ACCURACY
+ECE = experiment_sample.ECE
 FOUND = {"value": -0.0123, "ci_low": -0.06, "ci_high": 0.0412, "num": 90, "reason": None}
 NEGATIVE = re.compile(r"[-−]\s?\d")
 TOLD = "0.00 (upper end 0.041)"
@@ -169,11 +169,7 @@ def test_none_is_in_a_figure(matrix):
     bins = pd.DataFrame([row | {"accuracy": 0.56, "accuracy_low": 0.5, "accuracy_high": 0.6}])
     assert TOLD.replace("(", "(95 %: ") in " ".join(texts(reliability_diagram_figure(bins, FOUND)))
     infos, arms, cells = matrix["metrics"], matrix["arms"], matrix["cells"]
-    figures = [
-        arm_intervals_figure(arms, cells, [ECE], infos),
-        tradeoff_figure(arms, cells, infos, accuracy=ACCURACY, others=[ECE]),
-        forest_plot_figure(matrix["hypotheses"], infos),
-    ]
+    figures = [arm_intervals_figure(arms, cells, [ECE], infos), forest_plot_figure(matrix["hypotheses"], infos)]
     for figure in figures:
         assert not [text for text in texts(figure) if NEGATIVE.search(text)]
         assert any("upper end 0.041" in text for text in texts(figure))

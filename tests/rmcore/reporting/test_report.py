@@ -183,10 +183,10 @@ def test_a_run_without_curvature_says_how_the_original_score_is_formed(render, t
 def test_a_figure_that_is_no_png_is_refused(tmp_path):
     broken = tmp_path / "broken.png"
     with pytest.raises(DataError, match="cannot be read"):
-        write_report(sample.results(), {"margin_histogram": broken}, tmp_path / "r.html")
+        write_report(sample.results(), {"reward_by_length": broken}, tmp_path / "r.html")
     broken.write_bytes(b"<svg/>")
     with pytest.raises(DataError, match="not a PNG"):
-        write_report(sample.results(), {"margin_histogram": broken}, tmp_path / "r.html")
+        write_report(sample.results(), {"reward_by_length": broken}, tmp_path / "r.html")
 
 
 @given(st.text(max_size=2000), st.integers(40, 1000))

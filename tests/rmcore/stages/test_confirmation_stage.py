@@ -101,7 +101,6 @@ def test_the_chosen_one_is_the_best_of_n_and_the_other_is_none_of_them(chain, se
         assert row.difference == pytest.approx(np.sign(apart) if scale is None else apart / scale)
     assert record["gold"]["gain"]["ci_low"] <= served["difference"].mean() <= record["gold"]["gain"]["ci_high"]
     assert record["num_labels"] == 2 * 24 + 2 * len(served)
-    assert (chain.folder("confirmation") / "figures" / "served.png").is_file()
 
 
 def test_it_ends_where_it_is_decided_and_neither_draws_nor_asks_any_more(tmp_path, chain):
