@@ -4,24 +4,15 @@ from typing import Any
 
 import numpy as np
 
+COSINE = {"train.lr_scheduler": "cosine", "train.warmup_steps": 50}
+SMOOTH = COSINE | {"loss.label_smoothing": 0.05}
+STOPPED = SMOOTH | {"train.early_stopping_patience": 5}
 ARMS = {
     "A1 plain": {},
-    "A2 cosine": {"train.lr_scheduler": "cosine", "train.warmup_steps": 50},
-    "A3 smoothing": {"train.lr_scheduler": "cosine", "train.warmup_steps": 50, "loss.label_smoothing": 0.05},
-    "A4 stopping": {
-        "train.lr_scheduler": "cosine",
-        "train.warmup_steps": 50,
-        "loss.label_smoothing": 0.05,
-        "train.early_stopping_patience": 5,
-    },
-    "A5 full": {
-        "train.lr_scheduler": "cosine",
-        "train.warmup_steps": 50,
-        "loss.label_smoothing": 0.05,
-        "train.early_stopping_patience": 5,
-        "loss.regularization_lambda": 0.001,
-        "train.lr": 4.2e-5,
-    },
+    "A2 cosine": COSINE,
+    "A3 smoothing": SMOOTH,
+    "A4 stopping": STOPPED,
+    "A5 full": STOPPED | {"loss.regularization_lambda": 0.001, "train.lr": 4.2e-5},
 }
 SEEDS = (0, 1, 2)
 FAILED = ("A3 smoothing", 2)

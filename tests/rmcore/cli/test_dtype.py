@@ -77,16 +77,12 @@ def test_score_goes_on_only_in_the_format_in_which_it_was_begun(home, tmp_path, 
         np.testing.assert_allclose(rewards, expected, rtol=0, atol=exactly)
     parts = begun.with_name(begun.name + PARTS_SUFFIX)
     source = SourceInParts(str(home / "pairs.parquet"), 8, "train", PairReading().columns(), None)
-    for began, goes_on in (("bfloat16", "float32"), ("float32", "bfloat16")):
-        parts.mkdir()  # as a kill leaves it: a part, and the job that it is of
-        job = _job(str(home / "m0"), ModelReading(dtype=began), PairReading(), source, "local")
-        (parts / "job.json").write_text(json.dumps(job))
-        (parts / "part_0000000.parquet").touch()
-        with pytest.raises(ConfigError, match=r"another job .* dtype differ"):
-            run(score, home, dtype=goes_on)
-        for left in parts.iterdir():
-            left.unlink()
-        parts.rmdir()
+    parts.mkdir()  # as a kill leaves it: a part, and the job that it is of
+    job = _job(str(home / "m0"), ModelReading(dtype="bfloat16"), PairReading(), source, "local")
+    (parts / "job.json").write_text(json.dumps(job))
+    (parts / "part_0000000.parquet").touch()
+    with pytest.raises(ConfigError, match=r"another job .* dtype differ"):
+        run(score, home, dtype="float32")
 
 
 @pytest.mark.parametrize(

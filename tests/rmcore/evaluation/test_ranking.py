@@ -1,7 +1,5 @@
 """Ranking metrics: definitions against brute force, and weights against explicit resampling."""
 
-import math
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -24,7 +22,6 @@ from rmcore.evaluation.ranking import (
 )
 from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.rewards import RewardTable
-from rmcore.evaluation.uncertainty import MetricValue, cluster_bootstrap
 
 
 def statistics(frame: pd.DataFrame, weights: np.ndarray | None = None) -> dict[str, float]:
@@ -167,45 +164,6 @@ def test_a_model_of_length_alone_is_seldom_shown_to_know_more(chosen_longer):
         found = evaluate_pairs(frame, num_resamples=200, thresholds=None)["accuracy_over_baseline"]
         claimed += found.ci_low > 0
     assert claimed / repeats <= 0.05  # nominal 2.5 %, 200 repeats
-
-
-def drawn_world(rng: np.random.Generator, num_prompts: int) -> pd.DataFrame:
-    """Pairs of prompts that are hard in common, with labels drawn by their probabilities: the chosen side is `true`."""
-    prompt = np.repeat(np.arange(num_prompts), 3)
-    skill = rng.normal(0.8, 1, num_prompts)[prompt]
-    first_probability = expit(rng.normal(0, 1.5, len(prompt)))
-    margin = skill * np.sign(first_probability - 0.5) + rng.normal(0, 1, len(prompt))  # of first over second
-    first_wins = rng.random(len(prompt)) < first_probability
-    probability = np.where(first_wins, first_probability, 1 - first_probability)
-    rewards = np.where(first_wins, margin, 0), np.where(first_wins, 0, margin)
-    return reward_table(*rewards, prompt, chosen_probability=probability)
-
-
-def accuracies(frame: pd.DataFrame) -> dict[str, MetricValue]:
-    table = RewardTable.from_frame(frame)
-    means = [mean for mean in pair_means(table) if mean.name in ("pairwise_accuracy", "expected_accuracy")]
-    resampled = cluster_bootstrap(
-        lambda weights: {mean.name: mean_statistic(mean, table.prompt, weights) for mean in means},
-        table.num_prompts,
-        num_resamples=200,
-        seed=0,
-    )
-    counts = {"num_prompts": table.num_prompts, "num_pairs": table.num_pairs}
-    return {name: resampled.value(name, **counts) for name in resampled.point}
-
-
-@pytest.mark.slow
-def test_without_the_luck_of_labels_an_accuracy_means_the_same_and_scatters_less():
-    rng = np.random.default_rng(5)
-    truth = statistics(drawn_world(rng, 100_000))["expected_accuracy"]
-    found = [accuracies(drawn_world(rng, 60)) for _ in range(300)]
-    values = {name: np.array([one[name].value for one in found]) for name in found[0]}
-    for name, of_name in values.items():
-        assert abs(of_name.mean() - truth) < 4 * of_name.std() / math.sqrt(len(found)), name
-    assert values["expected_accuracy"].std() < 0.75 * values["pairwise_accuracy"].std()
-    for name in values:
-        covered = np.mean([one[name].ci_low <= truth <= one[name].ci_high for one in found])
-        assert covered > 0.95 - 3 * math.sqrt(0.95 * 0.05 / len(found)), name
 
 
 def test_a_chance_that_is_none_is_refused_and_an_unknown_one_gives_no_metric(make_rewards):

@@ -161,33 +161,14 @@ def test_mistakes_are_the_most_negative_margins_first(make_rewards):
     np.testing.assert_allclose(mistakes.confidence, 1 / (1 + np.exp(mistakes.margin)))
 
 
-@pytest.mark.slow
-def test_alpacaeval_length_baseline_has_the_clustered_error(data_folder):
-    rows = pd.read_parquet(data_folder / "alpacaeval_test.parquet")
-    chars = {"chosen_chars": rows.chosen.str.len(), "rejected_chars": rows.rejected.str.len()}
-    frame = pd.DataFrame({"pair_id": rows.index.astype(str), "prompt_id": rows.prompt, "subset": None, **chars})
-    frame = frame.assign(reward_chosen=frame.chosen_chars / 500, reward_rejected=frame.rejected_chars / 500)
-    metrics = evaluate_pairs(frame)
-    accuracy = metrics["longer_wins_accuracy"]
-    assert accuracy == metrics["pairwise_accuracy"]
-    assert 0.74 < accuracy.value < 0.78
-    naive = np.sqrt(accuracy.value * (1 - accuracy.value) / accuracy.num)
-    assert (accuracy.ci_high - accuracy.ci_low) / (2 * 1.96) > 1.4 * naive
-
-
-def test_calibration_is_debiased_and_never_shown_below_zero(make_rewards):
-    """On 50 pairs of a calibrated model the plug-in reads 0.15, and debiased is negative half of the time."""
-    values = []
-    for seed in range(20):
+def test_a_calibration_error_is_never_shown_below_zero(make_rewards):
+    """On 50 pairs of a calibrated model the estimate without its bias is negative half of the time."""
+    shown = []
+    for seed in range(6):
         rng = np.random.default_rng(seed)
         size = np.abs(rng.normal(0, 1.5, 50))
         margin = np.where(rng.random(50) < 1 / (1 + np.exp(-size)), size, -size)
         frame = make_rewards(50, 50).assign(reward_chosen=margin, reward_rejected=0.0, prompt_id=np.arange(50))
-        card = evaluate_pairs(frame, num_resamples=10)
-        for name in ("ece_debiased", "ece_tempered_debiased"):
-            if card[name].value is not None:
-                assert 0 <= card[name].ci_low <= card[name].value <= card[name].ci_high
-        values.append(card["ece_debiased"].value)
-        assert batch_metrics(np.column_stack([margin, 0 * margin]))["ece"] > values[-1]
-    assert 0.0 in values
-    assert np.mean(values) < 0.07
+        shown.append(evaluate_pairs(frame, num_resamples=10)["ece_debiased"])
+    assert all(0 <= one.ci_low <= one.value <= one.ci_high for one in shown)
+    assert 0.0 in [one.value for one in shown]

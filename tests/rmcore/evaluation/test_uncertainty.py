@@ -213,11 +213,9 @@ def test_sign_flip_monte_carlo_agrees_with_the_exact_distribution():
 def test_t_interval_is_the_textbook_one():
     values = [0.61, 0.66, 0.64]
     metric = t_interval(values)
-    low, high = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
-    assert (metric.value, metric.ci_low, metric.ci_high) == pytest.approx((np.mean(values), low, high))
-    single = t_interval([0.5])
-    assert (single.value, single.ci_low) == (0.5, None)
-    assert single.reason
+    textbook = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
+    assert (metric.ci_low, metric.ci_high) == pytest.approx(textbook)
+    assert (t_interval([0.5]).ci_low, bool(t_interval([0.5]).reason)) == (None, True)
     with pytest.raises(DataError):
         t_interval([])
 

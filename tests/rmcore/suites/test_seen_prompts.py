@@ -167,3 +167,6 @@ def test_a_checkpoint_is_known_wherever_it_is_named_from(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match=r"written by another version of rm-opt.*from a copy of its folder"):
             asked(str(trained / "best"))
         assert asked(str(tmp_path / "models" / "copy" / "best")) is None
+    (tmp_path / "store" / FORMAT_FILE).write_text(FORMAT)
+    (prepared / "MANIFEST.json").write_text("{")
+    assert seen_by_checkpoint(str(trained / "best")) is None
