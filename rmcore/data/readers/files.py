@@ -34,7 +34,7 @@ _INSTEAD = {
     ".xlsx": "Save the sheet as CSV UTF-8 in the program that wrote it.",
     ".arrow": "Name the folder that save_to_disk wrote, or write the table as Parquet.",
 }
-"""What to do with common files that are not read."""
+"""Advice on common files that are not read."""
 
 
 def read_file(path: Path) -> Iterator[RawRecord]:
