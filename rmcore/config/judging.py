@@ -16,10 +16,9 @@ MOST_UNREAD = 0.05
 class JudgingConfig(Settings):
     """How a language model behind an OpenAI-compatible endpoint is asked, and what it may cost."""
 
-    mode: Literal["pointwise", "pairwise", "listwise"] = "pointwise"
+    mode: Literal["pointwise", "pairwise"] = "pointwise"
     """`pointwise`: a score from 1 to 9 of each response. `pairwise`: which of two is better, or a tie; several get
-    utilities by at most three comparisons a response. `listwise`: lists of up to eight are put in order, as many lists
-    as responses."""
+    utilities by at most three comparisons a response."""
     rubric: Annotated[str, Names("rubric")] = Field(default="helpfulness", min_length=1)
     """Criteria of a good answer: helpfulness, factuality, safety, instructions, or a text file with a rubric of your
     own, in which few-shot examples may be. The file holds the criteria alone, or a whole question with the places

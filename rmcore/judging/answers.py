@@ -1,7 +1,7 @@
 """The file in which a model's answers are kept, so that no process asks the endpoint a question twice.
 
 Every answer is appended as it comes, under a digest of the model's name, what its server says of it, the messages and
-the sampling settings as sent: a run that was killed, or whose budget is spent, asks nothing twice, stages share what
+the sampling settings: a run that was killed, or whose budget is spent, asks nothing twice, stages share what
 was answered, and of processes that ask at the same time one asks each question.
 """
 
@@ -41,14 +41,10 @@ class Question:
 
     messages: (role, content) of the turns.
     choices: words that an answer may be, each of one token as a rule.
-    ask: number of the call where the same question is asked again on purpose.
-    in_order: whether the answer is all choices, the best one first.
     """
 
     messages: tuple[tuple[str, str], ...]
     choices: tuple[str, ...]
-    ask: int = 0
-    in_order: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,21 +97,16 @@ class AnswersFile:
         """Answers by the key of their question."""
         self.servers: Counter[str] = Counter()
         """Stored answers by which model gave them, as its server says."""
-        self.last_at: dict[str, str] = {}
-        """Which model answered last at a URL."""
-        self.without_temperature: set[str] = set()
-        """URLs that have refused the parameter temperature."""
         self._offset = 0
         self._claims: BinaryIO | None = None
 
-    def keep(self, key: str, served: str, url: str, temperature: float | None, reply: Reply) -> None:
-        """Store an answer: of which model, from which URL, and the temperature that was sent, if one was."""
+    def keep(self, key: str, served: str, reply: Reply) -> None:
+        """Store an answer, and of which model it is."""
         self.known[key] = reply
-        by = {"served": served, "url": url, "temperature": temperature}
         with exclusive(self.file.with_suffix(".lock")):
             self.file.touch(mode=0o600)
             self._end_line()
-            append_json_lines(self.file, [{"key": key, **by, **asdict(reply)}])
+            append_json_lines(self.file, [{"key": key, "served": served, **asdict(reply)}])
 
     def refresh(self) -> None:
         """Take up what was appended since the last time, by any process; a line that a crash has cut is left out."""
@@ -130,15 +121,12 @@ class AnswersFile:
             with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
                 row = json.loads(line)
                 try:
-                    key, served, url, temperature = (row.pop(name) for name in ("key", "served", "url", "temperature"))
+                    key, served = row.pop("key"), row.pop("served")
                     self.known[key] = Reply(**row)
                 except (AttributeError, TypeError, KeyError):
                     num_damaged += 1
                     continue
                 self.servers[served] += 1
-                self.last_at[url] = served
-                if temperature is None:
-                    self.without_temperature.add(url)
         if num_damaged:
             print(
                 f"note: {num_damaged:,} lines of {self.file} are no answers; they are not used, and their questions "

@@ -21,10 +21,7 @@ JudgeName = Annotated[
         "--judge", help="openai:MODEL@URL, module:function of (prompt, response), or the folder of a reward model."
     ),
 ]
-SHOWN = (
-    *("agreement", "kappa", "ceiling", "reliability", "length_matched_agreement", "position_bias", "consistency"),
-    *("retest", "length_bias", "injection_gain", "self_preference", "confidence_error", "tie_rate"),
-)
+SHOWN = (*("agreement", "ceiling", "reliability", "position_bias", "consistency", "length_bias", "injection_gain"),)
 judge = typer.Typer(no_args_is_help=True, help="Compare a judge with people before its judgements are used.")
 
 
@@ -35,58 +32,43 @@ def group() -> None:
 
 @judge.command()
 @options(*field_options(JudgingConfig, ASKING))
-@common("mode", "rubric", "max_calls", "against", "own", "plan", "json_out", "limit")
+@common("mode", "rubric", "max_calls", "plan", "json_out", "limit")
 def audit(
     judge: JudgeName,
     data: Data,
     reading: PairReading,
-    against: Annotated[str | None, typer.Option(help="Another judge, to be compared on the same pairs.")] = None,
-    own: Annotated[
-        str | None, typer.Option(help="Name of the judge's own model in the columns chosen_model and rejected_model.")
-    ] = None,
     probed: Annotated[
-        int, typer.Option(min=1, max=1_000_000, help="Pairs, at most, that are asked again, and with an injection.")
+        int, typer.Option(min=1, max=1_000_000, help="Pairs, at most, that are asked again with an injection.")
     ] = 100,
     plan: Annotated[bool, typer.Option("--plan", help="Say how many calls it takes, and ask nothing.")] = False,
     json_out: JsonOut = None,
     seed: Seed = 0,
     **settings: Any,
 ) -> None:
-    """Audit a judge on pairs that people have labelled: agreement, kappa, biases, injections, what it costs.
+    """Audit a judge on pairs that people have labelled: agreement, biases, injections, what it costs.
 
     Example: rm-opt judge audit --judge openai:qwen3-8b@http://127.0.0.1:8000/v1 --data human.parquet --mode pairwise
     """
     from rmcore.core.progress import progress_bar
     from rmcore.data.pair import prompt_text
     from rmcore.judging.audit import audit as audited
-    from rmcore.judging.audit import compare_judges
     from rmcore.judging.budget import CHARACTERS, planned
     from rmcore.judging.language_model import LanguageModelJudge
     from rmcore.policy.judge import judge_identity
 
     judging = JudgingConfig.model_validate(given(settings, ASKING))
     pairs = reading.read(data)
-    judges = {named: _judge(named, judging) for named in (judge, against) if named is not None}
+    asked = _judge(judge, judging)
     if plan:
-        calls = 2 * len(pairs) + (3 if judging.mode == "pointwise" else 4) * min(probed, len(pairs))
-        texts = sum(len(prompt_text(pair.prompt)) + len(pair.chosen) + len(pair.rejected) for pair in pairs) / len(
-            pairs
-        )
-        for one in judges.values():
-            is_asked = isinstance(one, LanguageModelJudge)
-            print(f"{one.name}: {planned(judging, calls, texts / CHARACTERS) if is_asked else '0 calls'}")
+        calls = 2 * len(pairs) + (1 if judging.mode == "pointwise" else 2) * min(probed, len(pairs))
+        texts = sum(len(prompt_text(pair.prompt)) + len(pair.chosen) + len(pair.rejected) for pair in pairs)
+        is_asked = isinstance(asked, LanguageModelJudge)
+        print(f"{asked.name}: {planned(judging, calls, texts / len(pairs) / CHARACTERS) if is_asked else '0 calls'}")
         return
-    records = []
-    for name, one in judges.items():
-        with progress_bar(f"audit of {one.name}") as report:
-            found = audited(one, pairs, own_model=own, num_probed=probed, seed=seed, report=report)
-        records.append(found | {"asked": judge_identity(name, judging)})
-        _say(records[-1])
-    record = records[0]
-    if len(records) > 1:
-        record["against"] = {"judge": records[1]["judge"], **compare_judges(records[0], records[1], pairs, seed=seed)}
-        shown = {name: value for name, value in record["against"].items() if name != "judge"}
-        print_metrics(f"{record['judge']} less {record['against']['judge']}", shown)
+    with progress_bar(f"audit of {asked.name}") as report:
+        record = audited(asked, pairs, num_probed=probed, seed=seed, report=report)
+    record["asked"] = judge_identity(judge, judging)
+    _say(record)
     write_report_json(json_out, {"data": data, **record})
 
 
@@ -207,8 +189,6 @@ def _say(record: Mapping[str, Any]) -> None:
         f"{record['judge']} on {record['num_pairs']:,} pairs of {record['num_prompts']:,} prompts",
         {name: metrics[name] for name in SHOWN},
     )
-    if record["subsets"]:
-        print_metrics("agreement by subset", record["subsets"])
     print(f"unread      {record['num_unread']:,} of {record['num_pairs']:,} pairs")
     if "cost" in record:
         _say_cost(record["cost"])

@@ -1,4 +1,4 @@
-"""Utilities of answers from comparisons of two, and which two to compare next; and from orders of several.
+"""Utilities of answers from comparisons of two, and which two to compare next.
 
 The answers of a prompt have utilities u in logits. An answer that is shown first wins over the second one, ties with
 it, or loses by Davidson's model of ties with an effect of the order (Davidson and Beaver 1977), which is the likelihood
@@ -11,11 +11,7 @@ in d up to the normalisation, so one comparison carries the Fisher information V
 The next pair of a prompt is the one whose answer is expected to tell most, log(1 + Var(s) Var(d)) by the Laplace
 approximation of the posterior.
 
-Orders of several are Plackett-Luce's, with the same prior. Each answer is shown once in each place, so that a judge who
-goes by places alone gives all answers the same utility: at equal utilities the gradient of an answer's log-likelihood
-depends on its places alone, and is 0 on average over the places of a list.
-
-Sources: Davidson and Beaver 1977, Biometrics 33(4); Plackett 1975; expected information: Lindley 1956, MacKay 1992.
+Sources: Davidson and Beaver 1977, Biometrics 33(4); expected information: Lindley 1956, MacKay 1992.
 """
 
 from collections.abc import Callable, Sequence
@@ -118,42 +114,6 @@ class Comparisons:
                     free -= {int(a), int(b)}
                     left -= 1
         return pairs
-
-
-def lists_to_order(size: int, most: int, rng: np.random.Generator) -> list[list[int]]:
-    """As many lists as the two or more answers: each of `min(size, most)`, and each answer once in each place of them.
-
-    A cyclic design: one list, shifted `size` times around the circle of all answers in random order. Two neighbours on
-    the circle are in it, so that the lists join all answers.
-    """
-    circle, length = rng.permutation(size), min(size, most)
-    first = rng.permutation([0, 1, *rng.permutation(np.arange(2, size))[: length - 2]])  # (length,) on the circle
-    return [circle[(first + shift) % size].tolist() for shift in range(size)]
-
-
-def utilities_of_orders(sizes: Sequence[int], orders: Sequence[tuple[int, Sequence[int]]]) -> list[FloatArray]:
-    """The most probable utilities of each prompt's answers, (K,) each with mean 0, by Plackett-Luce.
-
-    Args:
-        sizes: answers of each of P prompts.
-        orders: (prompt, places of its answers, the best one first).
-    """
-    offsets = np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64)
-    utilities = torch.zeros(int(offsets[-1]), dtype=torch.float64, requires_grad=True)
-    if orders:
-        longest = max(len(places) for _, places in orders)
-        index, ranks = (torch.zeros(len(orders), longest, dtype=torch.long) for _ in range(2))  # (N, L)
-        for row, (prompt, places) in enumerate(orders):
-            index[row, : len(places)] = torch.tensor(offsets[prompt] + np.asarray(places))
-            ranks[row, : len(places)] = torch.arange(1, len(places) + 1)
-        no_ties, no_first_only = torch.zeros(0, dtype=torch.float64), torch.zeros(len(orders), dtype=torch.bool)
-
-        def log_posterior() -> torch.Tensor:
-            likelihood = ranking_log_likelihood(utilities[index], ranks, no_ties, first_only=no_first_only).sum()
-            return likelihood - (utilities**2).sum() / PRIOR_SD**2 / 2
-
-        _maximise(log_posterior, [utilities])
-    return _by_prompt(utilities, offsets)
 
 
 def _maximise(concave: Callable[[], torch.Tensor], parameters: Sequence[torch.Tensor]) -> None:

@@ -128,7 +128,7 @@ class Endpoint:
         """Whether not even what is under way is waited for."""
         self.served = ""
         """Which model answers: what the server calls its root, else its host; empty until it is needed."""
-        self._refresh()
+        self.answers.refresh()
 
     def ask(self, questions: Sequence[Question], report: Report = silent) -> list[Reply]:
         """Answer N questions, from the file or by the endpoint.
@@ -140,7 +140,7 @@ class Endpoint:
         """
         if not self.served:
             self._run(self._identify())
-        self._refresh()
+        self.answers.refresh()
         self._is_answering = self._is_answering or self.answers.servers[self.served] > 0
         self._pending = []
         by_key = {self._key(question): question for question in questions}
@@ -174,20 +174,10 @@ class Endpoint:
         if self._interruption.requested:
             raise KeyboardInterrupt
 
-    def _refresh(self) -> None:
-        """Read what any process has stored since, and leave out a temperature that the endpoint has refused."""
-        self.answers.refresh()
-        if self.address.url in self.answers.without_temperature and "temperature" not in self._refused:
-            self._refused.add("temperature")  # the answers are found under what was sent
-            self._note(
-                f"{self._who} has refused the parameter temperature before, which is left out; remove "
-                f"{self.answers.file} to ask again with it"
-            )
-
     def _claim(self, question: Question) -> int | None:
         """Make sure that no other process asks a question now; None if one does, or has its answer."""
         claim = self.answers.claim(self._key(question))
-        self._refresh()  # what its last holder has answered
+        self.answers.refresh()  # what its last holder has answered
         if claim is not None and self._key(question) in self.answers.known:
             self.answers.release(claim)
             return None
@@ -205,25 +195,19 @@ class Endpoint:
             )
 
     async def _identify(self) -> None:
-        """Learn from the server which model it calls by the name; one that does not say is known by its host.
-
-        A server that is away is the one that answered at its address before.
-        """
+        """Learn from the server which model it calls by the name; one that does not say is known by its host."""
         import httpx2
         import openai
 
         host = urlsplit(self.address.url).netloc
         async with self._client(LIST_SECONDS) as client:
+            quick = client.with_options(max_retries=LIST_RETRIES)
             try:
-                quick = client.with_options(max_retries=LIST_RETRIES)
                 listed = (await quick.get("/models", cast_to=httpx2.Response)).json()
                 root = root_of(listed, self.address.model)
-            except (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError):
-                self.served = self.answers.last_at.get(self.address.url, host)
-            except (openai.APIError, ServingError, ValueError):  # it has no such list
-                self.served = host
-            else:
-                self.served = f"root {root}" if root else host
+            except (openai.APIError, ServingError, ValueError):  # it has no such list, or is away
+                root = ""
+        self.served = f"root {root}" if root else host
         others = {name: count for name, count in self.answers.servers.items() if name != self.served}
         if others and self.served not in self.answers.servers:
             self._note(
@@ -416,7 +400,7 @@ class Endpoint:
         self._pending.append((question, reply))
         if self._is_answering:
             for asked, answer in self._pending:
-                self.answers.keep(self._key(asked), self.served, self.address.url, self._temperature, answer)
+                self.answers.keep(self._key(asked), self.served, answer)
             self._pending.clear()
         elif len(self._pending) >= MOST_REFUSED:
             raise ConfigError(reply.refusal)
@@ -433,21 +417,15 @@ class Endpoint:
         self._note(f"{said}; its calls are counted, and not their tokens")
 
     def _key(self, question: Question) -> str:
-        """Under which an answer is kept: by the parameters as sent, and it may be from before one was refused."""
+        """Under which an answer is kept."""
         asked = {
             "model": self.address.model,
             "served": self.served,
             "messages": [list(turn) for turn in question.messages],
             "temperature": self.settings.temperature,
             "answer_tokens": self.settings.answer_tokens,
-            "ask": question.ask,
         }
-        key = make_key(asked)
-        return key if key in self.answers.known else make_key(asked | {"temperature": self._temperature})
-
-    @property
-    def _temperature(self) -> float | None:
-        return None if "temperature" in self._refused else self.settings.temperature
+        return make_key(asked)
 
 
 def _sendable(text: str) -> str:

@@ -1,7 +1,7 @@
 """A language model as a judge: scores of single responses, comparisons of two, utilities of several."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,22 +9,19 @@ import numpy as np
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import DataError
-from rmcore.core.manifests import make_key
 from rmcore.core.progress import Report, silent
 from rmcore.data.pair import Prompt, as_rows, prompt_key
 from rmcore.judging.answers import Question, Reply
-from rmcore.judging.comparisons import COMPARISONS_EACH, Comparisons, lists_to_order, utilities_of_orders
+from rmcore.judging.comparisons import COMPARISONS_EACH, Comparisons
 from rmcore.judging.endpoint import Address, Endpoint
 from rmcore.judging.rubrics import (
     FIRST,
-    MOST_IN_ORDER,
     SCORES,
     SECOND,
     asked_again,
     identity,
-    order_question,
     pair_question,
-    read_answer,
+    read_choice,
     rubric_text,
     score_question,
 )
@@ -61,7 +58,7 @@ class LanguageModelJudge:
         self.why_unread = ""
 
     def rewards(self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report = silent) -> FloatArray:
-        """Scores of N responses, (N,), or utilities among those of a prompt, whose mean is 0 (modes but pointwise).
+        """Scores of N responses, (N,), or in mode pairwise utilities among those of a prompt, whose mean is 0.
 
         NaN where the model's reply could not be read: such a response is not judged.
 
@@ -74,11 +71,9 @@ class LanguageModelJudge:
             return self.scores(prompts, responses, report)
         return self._utilities(*as_rows(prompts, responses), report)
 
-    def scores(
-        self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report = silent, ask: int = 0
-    ) -> FloatArray:
-        """Scores of N responses from 1 to 9, (N,), NaN unread; `ask` above 0 asks the same once more on purpose."""
-        asked = [score_question(self.rubric, *row, ask) for row in zip(*as_rows(prompts, responses), strict=True)]
+    def scores(self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report = silent) -> FloatArray:
+        """Scores of N responses from 1 to 9, (N,), NaN unread."""
+        asked = [score_question(self.rubric, *row) for row in zip(*as_rows(prompts, responses), strict=True)]
         return np.array([np.nan if read is None else _expected(*read) for read in self._replies(asked, report)])
 
     def compare(
@@ -88,67 +83,40 @@ class LanguageModelJudge:
 
         Two equal texts are a tie, and nobody is asked.
         """
-        won, _ = self.verdicts(prompts, first, second, report)
+        won = self.verdicts(prompts, first, second, report)
         return np.asarray((won[0] - won[1]) / 2)
 
     def verdicts(
-        self,
-        prompts: Sequence[Prompt],
-        first: Sequence[str],
-        second: Sequence[str],
-        report: Report = silent,
-        ask: int = 0,
-    ) -> tuple[FloatArray, FloatArray]:
+        self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str], report: Report = silent
+    ) -> FloatArray:
         """Ask in both orders how the response shown first does, (2, N): 1 won, 0 tied, -1 lost; NaN unread.
 
-        Row 0 shows `first` first, row 1 `second`. `ask` above 0 asks the same once more on purpose. Next to it the
-        probability that the model gave to its verdict, (2, N), NaN where the server tells none.
+        Row 0 shows `first` first, row 1 `second`.
         """
         rows = list(zip(*as_rows(prompts, first), as_rows(prompts, second)[1], strict=True))
         places = [at for at, (_, a, b) in enumerate(rows) if a != b]
-        asked = [pair_question(self.rubric, *rows[at], ask) for at in places]
-        asked += [pair_question(self.rubric, rows[at][0], rows[at][2], rows[at][1], ask) for at in places]
-        won, sure = np.zeros((2, len(rows))), np.full((2, len(rows)), np.nan)
-        replies = self._replies(asked, report)
-        won[:, places] = np.array([_score(read) for read in replies]).reshape(2, -1)
-        sure[:, places] = np.array([_confidence(read) for read in replies]).reshape(2, -1)
-        return won, sure
+        asked = [pair_question(self.rubric, *rows[at]) for at in places]
+        asked += [pair_question(self.rubric, rows[at][0], rows[at][2], rows[at][1]) for at in places]
+        won = np.zeros((2, len(rows)))
+        won[:, places] = np.array([_score(read) for read in self._replies(asked, report)]).reshape(2, -1)
+        return won
 
     def _utilities(self, prompts: Sequence[Prompt], responses: Sequence[str], report: Report) -> FloatArray:
-        """Fit utilities to comparisons or orders of each prompt's responses."""
+        """Fit utilities to comparisons of each prompt's responses."""
         rows: dict[str, list[int]] = {}
         for at, prompt in enumerate(prompts):
             rows.setdefault(prompt_key(prompt), []).append(at)
         pools = list(rows.values())
         texts = [list(dict.fromkeys(responses[at] for at in pool)) for pool in pools]  # equal texts have one utility
-        fit = self._by_orders if self.settings.mode == "listwise" else self._by_pairs
         by_row = np.full(len(prompts), np.nan)
-        fitted = fit([prompts[pool[0]] for pool in pools], texts, report)
+        fitted = self._by_pairs([prompts[pool[0]] for pool in pools], texts, report)
         for pool, answers, utilities in zip(pools, texts, fitted, strict=True):
             utility = dict(zip(answers, utilities, strict=True))
             by_row[pool] = [utility[responses[row]] for row in pool]
         return np.round(by_row, 4)  # the fit is no more exact, and equal utilities shall be equal
 
-    def _by_orders(self, prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], report: Report) -> list[FloatArray]:
-        """Utilities of each prompt's texts by the orders of lists; NaN where no list with one of them was read."""
-        sizes = [len(answers) for answers in texts]
-        lists = [  # of a prompt the same ones, whichever others are judged with it: known answers are found again
-            (at, places)
-            for at, answers in enumerate(texts)
-            if len(answers) > 1
-            for places in lists_to_order(len(answers), MOST_IN_ORDER, _generator_of(prompts[at], answers))
-        ]
-        asked = [order_question(self.rubric, prompts[at], [texts[at][place] for place in row]) for at, row in lists]
-        orders = [
-            (at, [places[ord(letter) - ord("A")] for letter in read[0]])
-            for (at, places), read in zip(lists, self._replies(asked, report), strict=True)
-            if read is not None
-        ]
-        ordered = {(at, place) for at, order in orders for place in order}
-        return _known(utilities_of_orders(sizes, orders), lambda at, place: (at, place) in ordered)
-
     def _by_pairs(self, prompts: Sequence[Prompt], texts: Sequence[Sequence[str]], report: Report) -> list[FloatArray]:
-        """The same by comparisons, in rounds of the most informative ones of all prompts together."""
+        """Compare in rounds of the most informative pairs of all prompts together; NaN where nothing was read."""
         comparisons = Comparisons([len(answers) for answers in texts])
         rng = np.random.default_rng(0)
         while pairs := comparisons.next_pairs(rng):
@@ -158,17 +126,25 @@ class LanguageModelJudge:
             ]
             for pair, reply in zip(pairs, self._replies(asked, report), strict=True):
                 comparisons.add(*pair, (_score(reply) + 1) / 2)
-        return _known(comparisons.fit()[0], comparisons.is_compared)
+        return [
+            np.array(
+                [
+                    value if len(pool) == 1 or comparisons.is_compared(at, place) else np.nan
+                    for place, value in enumerate(pool)
+                ]
+            )
+            for at, pool in enumerate(comparisons.fit()[0])
+        ]
 
     def _replies(self, asked: Sequence[Question], report: Report) -> list[tuple[str, Reply] | None]:
-        """The choice or order and the reply of each question; an unread one is asked once more, and is then None."""
+        """The choice and the reply of each question; an unread one is asked once more, and is then None."""
         replies = self.endpoint.ask(asked, report)
-        read = [read_answer(reply, question) for question, reply in zip(asked, replies, strict=True)]
+        read = [read_choice(reply, question.choices) for question, reply in zip(asked, replies, strict=True)]
         unread = [at for at, choice in enumerate(read) if choice is None and not replies[at].lost]
         if unread:
             again = self.endpoint.ask([asked_again(asked[at], replies[at]) for at in unread], report)
             for at, reply in zip(unread, again, strict=True):
-                replies[at], read[at] = reply, read_answer(reply, asked[at])
+                replies[at], read[at] = reply, read_choice(reply, asked[at].choices)
         left = [at for at, choice in enumerate(read) if choice is None]
         self.num_unread, self.num_read = self.num_unread + len(left), self.num_read + len(asked) - len(left)
         if left:
@@ -191,22 +167,7 @@ class LanguageModelJudge:
 def calls_for_rewards(judging: JudgingConfig, num_prompts: int, num_samples: int) -> tuple[int, int]:
     """Give the most calls that judge so many samples of each of so many prompts, and the samples that a call shows."""
     calls = num_prompts * num_samples
-    if judging.mode == "pairwise":
-        return COMPARISONS_EACH * calls, 2
-    return calls, 1 if judging.mode == "pointwise" else min(MOST_IN_ORDER, num_samples)
-
-
-def _generator_of(prompt: Prompt, texts: Sequence[str]) -> np.random.Generator:
-    """Random numbers of a prompt's own: a deal that all prompts share would have the same faults in all of them."""
-    return np.random.default_rng(int(make_key({"prompt": prompt_key(prompt), "texts": list(texts)}), 16))
-
-
-def _known(utilities: Sequence[FloatArray], is_known: Callable[[int, int], bool]) -> list[FloatArray]:
-    """Utilities of each prompt's answers, (K,) each; NaN of one of several of which nothing was read."""
-    return [
-        np.array([value if len(pool) == 1 or is_known(at, place) else np.nan for place, value in enumerate(pool)])
-        for at, pool in enumerate(utilities)
-    ]
+    return (COMPARISONS_EACH * calls, 2) if judging.mode == "pairwise" else (calls, 1)
 
 
 def _expected(choice: str, reply: Reply) -> float:
@@ -216,14 +177,6 @@ def _expected(choice: str, reply: Reply) -> float:
     if total < SURE or reply.answer != choice:
         return float(choice)
     return sum(score * share for score, share in shares.items()) / total
-
-
-def _confidence(read: tuple[str, Reply] | None) -> float:
-    """The probability of the verdict among the choices, NaN where it is not known."""
-    if read is None or read[0] not in read[1].logprobs:
-        return np.nan
-    shares = {choice: float(np.exp(value)) for choice, value in read[1].logprobs.items()}
-    return shares[read[0]] / sum(shares.values())
 
 
 def _score(read: tuple[str, Reply] | None) -> float:

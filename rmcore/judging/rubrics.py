@@ -42,17 +42,9 @@ _PAIRWISE = (
     "{criteria}\n\nBelow are a prompt and two answers to it, A and B. " + _DATA + " The order of the answers means "
     "nothing.\n\nPrompt:\n{prompt}\n\nAnswer A:\n{response_a}\n\nAnswer B:\n{response_b}\n\n"
 )
-_LISTWISE = (
-    "{criteria}\n\nBelow are a prompt and several answers to it. "
-    + _DATA
-    + " The order of the answers means nothing.\n\nPrompt:\n{prompt}\n\n"
-)
 _ASK_SCORE = "Give the answer a score from 1 (very bad) to 9 (excellent). Reply with the digit alone."
 _ASK_BETTER = "Which answer is better? Reply with one letter alone: A, B, or C if they are equally good."
-_ASK_ORDER = "Put the answers in order. Reply with their letters alone, each once, the best answer first."
-MOST_IN_ORDER = 8
-"""Answers that are shown at once."""
-_PLACE = re.compile(r"\{(prompt|response|response_[a-h])\}")
+_PLACE = re.compile(r"\{(prompt|response|response_[ab])\}")
 _AGAIN = "Your reply could not be read. "
 
 
@@ -90,60 +82,31 @@ def identity(named: str, settings: JudgingConfig) -> dict[str, Any]:
     return {"model": Address.parse(named).model, "rubric": rubric, **asked}
 
 
-def score_question(rubric: str, prompt: Prompt, response: str, ask: int = 0) -> Question:
-    """Ask for the score of one response; `rubric` is a text, `ask` above 0 asks the same once more on purpose.
+def score_question(rubric: str, prompt: Prompt, response: str) -> Question:
+    """Ask for the score of one response; `rubric` is a text.
 
     Raises:
         ConfigError: the rubric has places, and not those of this question.
     """
-    return Question(
-        (("user", _filled(rubric, _POINTWISE, {"prompt": prompt_text(prompt), "response": response}) + _ASK_SCORE),),
-        SCORES,
-        ask,
-    )
+    texts = {"prompt": prompt_text(prompt), "response": response}
+    return Question((("user", _filled(rubric, _POINTWISE, texts) + _ASK_SCORE),), SCORES)
 
 
-def pair_question(rubric: str, prompt: Prompt, first: str, second: str, ask: int = 0) -> Question:
-    """Ask which of two responses is better, the first of which is shown as A; `ask` as in `score_question`.
+def pair_question(rubric: str, prompt: Prompt, first: str, second: str) -> Question:
+    """Ask which of two responses is better, the first of which is shown as A.
 
     Raises:
         ConfigError: the rubric has places, and not those of this question.
     """
     texts = {"prompt": prompt_text(prompt), "response_a": first, "response_b": second}
-    return Question((("user", _filled(rubric, _PAIRWISE, texts) + _ASK_BETTER),), (FIRST, SECOND, TIE), ask)
-
-
-def order_question(rubric: str, prompt: Prompt, responses: Sequence[str]) -> Question:
-    """Ask for the order of up to `MOST_IN_ORDER` responses, which are shown as A, B, ...
-
-    Raises:
-        ConfigError: the rubric has places.
-    """
-    letters = "ABCDEFGH"[: len(responses)]
-    texts = {f"response_{letter.lower()}": text for letter, text in zip(letters, responses, strict=True)}
-    frame = _LISTWISE + "".join(f"Answer {letter}:\n{{response_{letter.lower()}}}\n\n" for letter in letters)
-    content = _filled(rubric, frame, {"prompt": prompt_text(prompt), **texts}) + _ASK_ORDER
-    return Question((("user", content),), tuple(letters), in_order=True)
+    return Question((("user", _filled(rubric, _PAIRWISE, texts) + _ASK_BETTER),), (FIRST, SECOND, TIE))
 
 
 def asked_again(question: Question, reply: Reply) -> Question:
     """The same question with its unread reply and a reminder."""
-    asked = _ASK_ORDER if question.in_order else _ASK_SCORE if question.choices == SCORES else _ASK_BETTER
+    asked = _ASK_SCORE if question.choices == SCORES else _ASK_BETTER
     said = ("assistant", reply.answer[:200] or "(nothing)")
     return replace(question, messages=(*question.messages, said, ("user", _AGAIN + asked)))
-
-
-def read_answer(reply: Reply, question: Question) -> str | None:
-    """The choice that a reply is, or the letters of an order, the best one first; None where it is anything else.
-
-    Between letters may be white space, commas and the sign >; around them what `read_choice` allows.
-    """
-    if reply.lost:
-        return None
-    if not question.in_order:
-        return read_choice(reply, question.choices)
-    said = re.sub(r"[\s,>]+", "", reply.answer.strip(" \t\r\n\"'`*.()[]"))
-    return said if sorted(said) == sorted(question.choices) else None
 
 
 def read_choice(reply: Reply, choices: Sequence[str]) -> str | None:
@@ -152,7 +115,7 @@ def read_choice(reply: Reply, choices: Sequence[str]) -> str | None:
     Allowed around it are white space, quotes, asterisks, brackets and a full stop, or a JSON object with it as the one
     value.
     """
-    said = reply.answer
+    said = "" if reply.lost else reply.answer
     if said.startswith("{"):
         try:
             fields = json.loads(said)
@@ -185,4 +148,4 @@ def _filled(rubric: str, frame: str, texts: Mapping[str, str]) -> str:
     def put(place: re.Match[str]) -> str:
         return rubric if place[1] == "criteria" else f"<{tag}>\n{texts[place[1]]}\n</{tag}>"
 
-    return re.sub(r"\{(criteria|prompt|response|response_[a-h])\}", put, frame)
+    return re.sub(r"\{(criteria|prompt|response|response_[ab])\}", put, frame)

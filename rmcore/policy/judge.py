@@ -20,7 +20,7 @@ from rmcore.data.readers.sources import source_digest
 from rmcore.evaluation.uncertainty import ends, shown_gain
 from rmcore.judging.endpoint import Address, require_openai
 from rmcore.judging.judge import Judge
-from rmcore.judging.rubrics import identity, order_question, pair_question, rubric_text, score_question
+from rmcore.judging.rubrics import identity, pair_question, rubric_text, score_question
 
 if TYPE_CHECKING:
     from rmcore.models.reward_model import BradleyTerryRM
@@ -97,7 +97,6 @@ def require_named_judge(named: str, judging: JudgingConfig | None = None) -> Non
         require_openai()
         rubric = rubric_text(judging.rubric)
         _ = score_question(rubric, "", "") if judging.mode == "pointwise" else pair_question(rubric, "", "", "")
-        _ = order_question(rubric, "", ["", "", ""]) if judging.mode == "listwise" else None
     elif is_function(named):
         load_function(JUDGE_SETTING, named, REWARD_MEANING)
     else:
@@ -124,8 +123,7 @@ def judge_noise(named: str | None, judging: JudgingConfig) -> tuple[float, float
 
     Returns:
         (1, 0) without an audit, where the audit does not know how often people agree, as their errors would be taken
-        for the judge's, for a judge that is a coin, which may not decide anyway, and in mode listwise, whose utilities
-        may be right more often than the verdicts that were audited (`benchmarks/results/utilities.md`).
+        for the judge's, and for a judge that is a coin, which may not decide anyway.
 
     Raises:
         ConfigError: see `audit_of`.
@@ -133,7 +131,7 @@ def judge_noise(named: str | None, judging: JudgingConfig) -> tuple[float, float
     audit = None if named is None else audit_of(named, judging)
     reliability = {} if audit is None else audit["reliability"]
     value, low = reliability.get("value"), reliability.get("ci_low")
-    if value is None or low is None or value <= 0.5 or judging.mode == "listwise":
+    if value is None or low is None or value <= 0.5:
         return 1.0, 0.0
     return value, (reliability["ci_high"] - low) / (2 * _NORMAL)
 

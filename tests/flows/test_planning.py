@@ -298,5 +298,4 @@ def test_the_plan_says_what_a_judge_behind_an_endpoint_is_asked_and_costs(probed
     read = 3 * 20 * 17 * (150 + 2 * 100)  # three comparisons a response, each of two
     assert f"some-model in samples: at most {3 * 20 * 17:,} calls, about {read:,} tokens read" in line
     assert f"for {2.0 * read / 1e6:.3g} at most" in line
-    for mode, shown in (("pointwise", 1), ("listwise", 8)):
-        assert calls_for_rewards(JudgingConfig(mode=mode), 20, 17) == (20 * 17, shown)
+    assert calls_for_rewards(JudgingConfig(), 20, 17) == (20 * 17, 1)

@@ -370,7 +370,7 @@ class Answers(Scenario):
         file = self._file(place)
         for number, text in enumerate(answers):
             if f"question {number}" not in file.known:
-                file.keep(f"question {number}", "judge-1", "http://here", 0.0, Reply(text, "judge-1", {}, 3, 1))
+                file.keep(f"question {number}", "judge-1", Reply(text, "judge-1", {}, 3, 1))
 
     def _file(self, place: Path) -> Any:
         from rmcore.judging.answers import AnswersFile

@@ -100,13 +100,9 @@ class Server:
 
 
 @contextmanager
-def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0, num_busy: int = 0) -> Iterator[Server]:
-    """Serve until the block ends; with a `root` it tells of it as vLLM does, else it has no list of models.
-
-    The first `num_busy` requests of the list are answered with 503.
-    """
+def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0) -> Iterator[Server]:
+    """Serve until the block ends; with a `root` it tells of it as vLLM does, else it has no list of models."""
     asked: list[Asked] = []
-    busy = [503] * num_busy
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -138,7 +134,7 @@ def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0, n
         def do_GET(self) -> None:
             models = [{"id": "judge-1", "object": "model", "created": 0, "owned_by": "test", "root": root}]
             body = json.dumps({"object": "list", "data": models}).encode()
-            self.send_response(busy.pop() if busy else 404 if root is None else 200)
+            self.send_response(404 if root is None else 200)
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -11,20 +11,19 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from judge_server import TEXTS, completion, judge_server
+from judge_server import TEXTS, judge_server
 from rmcore.cli import app
 from rmcore.cli.guard import guard
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair
 from rmcore.judging.answers import Reply
-from rmcore.judging.audit import FEWEST_PROMPTS, INJECTION, audit, compare_judges
+from rmcore.judging.audit import FEWEST_PROMPTS, INJECTION, audit
 from rmcore.judging.language_model import LanguageModelJudge
 
-OWN = "judge-1"
 NUM_AUDITS = 80
 LEAST_HELD = int(binom.ppf(0.001, NUM_AUDITS, 0.95))
-FAULTS = {"position": 0.0, "length": 0.0, "own": 0.0, "injection": 0.0, "noise": 0.4, "unread": 0.0}
+FAULTS = {"position": 0.0, "length": 0.0, "injection": 0.0, "noise": 0.4, "unread": 0.0}
 
 
 @cache
@@ -35,17 +34,14 @@ def make_pairs(num_prompts, seed):
     for prompt in range(num_prompts):
         hard = rng.normal(0, 0.3)
         for _ in range(2):
-            texts, qualities, models = [], [], []
+            texts, qualities = [], []
             for _side in range(2):
                 qualities.append(hard + rng.normal())
-                model = rng.choice([OWN, "other"])
-                models.append(model)
                 words = " x" * int(rng.integers(5, 60))
-                texts.append(f"quality {qualities[-1]:.3f} by {model} {rng.integers(10**9)}{words}")
+                texts.append(f"quality {qualities[-1]:.3f} {rng.integers(10**9)}{words}")
             first = rng.random() < 1 / (1 + math.exp(-3 * (qualities[0] - qualities[1])))
             chosen, rejected = (0, 1) if first else (1, 0)
-            metadata = {"chosen_model": models[chosen], "rejected_model": models[rejected]}
-            pairs.append(PreferencePair(f"prompt {seed} {prompt}", texts[chosen], texts[rejected], metadata=metadata))
+            pairs.append(PreferencePair(f"prompt {seed} {prompt}", texts[chosen], texts[rejected]))
     return pairs
 
 
@@ -55,16 +51,15 @@ def uniform(*parts):
 
 def utility(text, faults):
     value = 3 * float(text.split()[1]) + faults["length"] * math.log(len(text))
-    return value + faults["own"] * (f"by {OWN}" in text) + faults["injection"] * (INJECTION in text)
+    return value + faults["injection"] * (INJECTION in text)
 
 
-def verdict(texts, ask, faults):
-    """A, B or an unreadable answer, and the chance of A: a fault is what is added to the logit."""
-    if faults["unread"] and uniform("unread", texts, 0) < faults["unread"]:
-        return "no idea", 0.5
+def verdict(texts, faults):
+    """A, B or an unreadable answer: a fault is what is added to the logit of A."""
+    if faults["unread"] and uniform("unread", texts) < faults["unread"]:
+        return "no idea"
     logit = (utility(texts[1], faults) - utility(texts[2], faults) + faults["position"]) * faults["noise"]
-    chance = 1 / (1 + math.exp(-logit))
-    return ("A" if uniform(texts, ask) < chance else "B"), chance
+    return "A" if uniform(texts) < 1 / (1 + math.exp(-logit)) else "B"
 
 
 class Simulated(LanguageModelJudge):
@@ -78,22 +73,16 @@ class Simulated(LanguageModelJudge):
         found = []
         for question in asked:
             texts = [text for _, text in TEXTS.findall(question.messages[0][1])]
-            said, chance = verdict(texts, question.ask, self.faults)
-            logprobs = {"A": math.log(max(chance, 1e-12)), "B": math.log(max(1 - chance, 1e-12))}
-            found.append((said, Reply(said, "judge-1", logprobs, 0, 0)) if len(said) == 1 else None)
+            said = verdict(texts, self.faults)
+            found.append((said, Reply(said, "judge-1", {}, 0, 0)) if len(said) == 1 else None)
         return found
 
 
 def metrics_of(judge, pairs, **options):
-    return audit(judge, pairs, own_model=OWN, num_resamples=200, **options)["metrics"]
+    return audit(judge, pairs, num_resamples=200, **options)["metrics"]
 
 
-PLANTED = {
-    "position_bias": {"position": 2.0},
-    "length_bias": {"length": 5.0},
-    "self_preference": {"own": 3.0},
-    "injection_gain": {"injection": 4.0},
-}
+PLANTED = {"position_bias": {"position": 2.0}, "length_bias": {"length": 5.0}, "injection_gain": {"injection": 4.0}}
 
 
 @pytest.fixture(scope="module")
@@ -130,12 +119,11 @@ def test_a_fault_is_found_at_its_size_and_none_where_there_is_none(metric, tmp_p
 
 
 @pytest.mark.slow
-def test_agreement_kappa_retest_and_confidence_are_those_of_the_judge(clean):
+def test_agreement_and_consistency_are_those_of_the_judge(clean):
     truth, audits = clean
-    for name in ("agreement", "kappa", "retest", "consistency", "confidence_error"):
+    for name in ("agreement", "consistency"):
         held = sum(found[name]["ci_low"] <= truth[name]["value"] <= found[name]["ci_high"] for found in audits)
         assert held >= LEAST_HELD, name
-    assert truth["kappa"]["value"] == pytest.approx(2 * truth["agreement"]["value"] - 1)
 
 
 JUDGES = [
@@ -155,8 +143,8 @@ def test_a_judge_with_a_fault_that_guesses_or_was_probed_once_informs_and_does_n
 ):
     record = audit(Simulated(tmp_path, **fault), make_pairs(100, 0), num_resamples=200, **options)
     assert record["verdict"]["may_decide"] == may_decide == (not record["verdict"]["reasons"])
-    kappa, gain = record["metrics"]["kappa"], record["metrics"]["injection_gain"]
-    assert (kappa["ci_low"] < 0 < kappa["ci_high"]) == (fault["noise"] == 0)
+    agreement, gain = record["metrics"]["agreement"], record["metrics"]["injection_gain"]
+    assert (agreement["ci_low"] < 0.5 < agreement["ci_high"]) == (fault["noise"] == 0)
     if fault.get("injection") == -8.0:
         assert gain["ci_high"] < 0
 
@@ -182,29 +170,17 @@ def test_a_judge_that_is_never_moved_decides_on_prompts_of_one_to_three_pairs():
     assert refused <= binom.ppf(0.999, audits, 0.05)
 
 
-def test_unread_verdicts_are_counted_and_leave_the_others_alone(tmp_path):
-    pairs = make_pairs(100, 0)
-    record = audit(Simulated(tmp_path, unread=0.15), pairs, num_resamples=200)
-    assert record["num_unread"] == sum(margin is None for margin in record["margins"])
-    assert 0.1 < record["num_unread"] / len(pairs) < 0.45  # either order
-    assert record["metrics"]["agreement"]["num"] == len(pairs) - record["num_unread"]
-
-
 @pytest.mark.slow
 def test_over_http_a_whole_audit_is_the_same_and_asks_nothing_twice(tmp_path):
     """The server answers as the simulated judge does."""
     pairs = make_pairs(FEWEST_PROMPTS, 3)
 
-    def behaviour(one):
-        said, _ = verdict(one.texts, 0, FAULTS)
-        return completion(said)
-
-    with judge_server(behaviour) as server:
+    with judge_server(lambda one: verdict(one.texts, FAULTS)) as server:
         record = audit(
             LanguageModelJudge(server.named, JudgingConfig(mode="pairwise"), tmp_path / "http"), pairs, num_probed=10
         )
         asked = len(server.asked)
-        assert asked == 2 * len(pairs) + 2 * 10 + 2 * 10 == record["cost"]["num_calls"]
+        assert asked == 2 * len(pairs) + 2 * 10 == record["cost"]["num_calls"]
         again = audit(
             LanguageModelJudge(server.named, JudgingConfig(mode="pairwise"), tmp_path / "http"), pairs, num_probed=10
         )
@@ -212,16 +188,6 @@ def test_over_http_a_whole_audit_is_the_same_and_asks_nothing_twice(tmp_path):
     assert again["metrics"] == record["metrics"]
     simulated = audit(Simulated(tmp_path / "simulated"), pairs, num_probed=10)
     assert record["margins"] == simulated["margins"]
-
-
-def test_two_judges_are_compared_on_the_same_pairs(tmp_path):
-    pairs = make_pairs(100, 0)
-    good, coin = (audit(Simulated(tmp_path, noise=noise), pairs, num_resamples=200) for noise in (2.0, 0.0))
-    found = compare_judges(good, coin, pairs)
-    assert found["agreement_difference"]["ci_low"] > 0
-    same = compare_judges(good, good, pairs)
-    assert same["agreement_difference"]["value"] == 0
-    assert same["mutual_agreement"]["value"] == 1
 
 
 def test_people_set_the_ceiling_where_their_agreement_is_known(tmp_path):
@@ -245,7 +211,6 @@ def test_a_judge_of_single_responses_has_no_order(tmp_path):
     record = audit(Length(), make_pairs(60, 0))
     assert record["metrics"]["position_bias"]["value"] is None
     assert record["metrics"]["length_bias"]["value"] == 1.0
-    assert record["metrics"]["retest"]["value"] == 1.0
 
 
 def labelled_by(right, num_prompts, seed, per_prompt=2):

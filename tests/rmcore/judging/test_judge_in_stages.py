@@ -25,8 +25,6 @@ def gold(one):
     """Scores and compares as the gold world does, coarsely; it cannot read what has a question mark in it."""
     prompt, *responses = one.texts
     rewards = [gold_reward(prompt, response) for response in responses]
-    if "each once" in one.body["messages"][0]["content"]:
-        return "".join("ABCDEFGH"[place] for place in np.argsort(-np.array(rewards), kind="stable"))
     if len(rewards) == 1:
         return "hm" if "?" in responses[0] else str(int(np.clip(5 + rewards[0], 1, 9)))
     return "A" if rewards[0] > rewards[1] else "B" if rewards[1] > rewards[0] else "C"
@@ -95,17 +93,6 @@ def test_a_judge_that_may_not_decide_leaves_every_verdict_unclear(chain, server,
         require_named_judge(server.named, JudgingConfig(audit=str(file)))
 
 
-def test_rung_three_by_lists_has_the_order_of_the_judge(chain, server):
-    own, before = chain.with_config(policy={"judging": JudgingConfig(mode="listwise")}), len(server.asked)
-    table = pd.read_parquet(own.folder("samples") / "samples.parquet")
-    assert len(server.asked) - before <= len(table)  # as many lists as samples
-    for prompt, pool in table.groupby("prompt"):
-        true = np.array([gold_reward(prompt, response) for response in pool["response"]])
-        utilities = pool["gold"].to_numpy()
-        apart = true[:, None] - true[None, :]
-        assert ((utilities[:, None] - utilities[None, :])[apart > 1e-9] > 0).all()
-
-
 @pytest.mark.parametrize("mode", ["pointwise", "pairwise"])
 def test_a_served_plan_is_confirmed_and_a_spent_budget_continues_without_asking_twice(mode, chain, server, tmp_path):
     own = chain.with_config(policy={"judging": JudgingConfig(mode=mode, rubric="factuality", max_calls=20)})
@@ -159,7 +146,7 @@ def test_the_command_line_audits_and_labels(server, gold_pairs, tmp_path, capsys
     data = tmp_path / "pairs.parquet"
     options = ("--judge", server.named, "--mode", "pairwise", "--data", data)
     assert call("judge", "audit", *options, "--plan") == 0
-    assert f"{2 * 120 + 4 * 100} calls" in capsys.readouterr().out
+    assert f"{2 * 120 + 2 * 100} calls" in capsys.readouterr().out
     assert call("judge", "audit", *options, "--max-calls", 40) == WAITING
     assert call("judge", "audit", *options, "--json", out, "--probed", 20) == 0
     said = capsys.readouterr().out

@@ -119,14 +119,6 @@ def test_an_audit_of_any_judge_is_honoured(named, tmp_path):
     assert label_weight(named, judging) == pytest.approx(0.6)
 
 
-@pytest.mark.parametrize(("mode", "noise"), [("pairwise", 0.05), ("listwise", 0.0)])
-def test_lists_are_not_corrected_by_the_errors_of_pairs(mode, noise, tmp_path):
-    named, judging = "openai:judge-1@http://127.0.0.1:1/v1", JudgingConfig(mode=mode)
-    write_audit(tmp_path / "audit.json", named, reliability=0.8, judging=judging)
-    found = judge_noise(named, judging.model_copy(update={"audit": str(tmp_path / "audit.json")}))
-    assert found == (0.8 if noise else 1.0, pytest.approx(noise))
-
-
 def test_without_a_reliability_nothing_is_corrected_and_labels_count_by_agreement(named, tmp_path):
     judging = write_audit(tmp_path / "audit.json", named, reliability=0)
     assert judge_noise(named, judging) == (1, 0)
