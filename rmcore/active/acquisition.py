@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import numpy as np
-from scipy.special import expit
+from scipy.special import entr, expit
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.errors import ConfigError, DataError, ModelError
@@ -140,7 +140,8 @@ class MarginEntropy(AcquisitionFunction):
 
     def score_view(self, view: View) -> FloatArray:
         """H(mean over members of sigmoid(margin))."""
-        return binary_entropy(expit(view.margins).mean(axis=0))
+        chance = expit(view.margins).mean(axis=0)
+        return np.asarray(entr(chance) + entr(1 - chance))
 
 
 class UncertaintySampling(AcquisitionFunction):
@@ -194,10 +195,3 @@ def select(view: View, k: int, acquisition: AcquisitionFunction, *, max_per_prom
         if max_per_prompt is None or taken[prompt_id] <= max_per_prompt:
             chosen.append(index)
     return chosen[:k]
-
-
-def binary_entropy(chance: FloatArray) -> FloatArray:
-    """-p log p - (1 - p) log(1 - p) in nats; 0 at both ends."""
-    p = np.clip(chance, 1e-300, 1.0)
-    q = np.clip(1 - chance, 1e-300, 1.0)
-    return np.asarray(-(p * np.log(p) + q * np.log(q)))

@@ -47,7 +47,6 @@ class ActiveLearner:
             again for each round with a seed of its own. None: `variance` for several models, `entropy` for one.
         labelled: pairs with their labels.
         k: pairs to ask about in a round.
-        max_per_prompt: at most so many pairs of one prompt in a round.
         seed: of the bootstrap draws and of random choices.
 
     Raises:
@@ -67,7 +66,6 @@ class ActiveLearner:
         labelled: Sequence[PreferencePair] = (),
         *,
         k: int = 100,
-        max_per_prompt: int | None = None,
         seed: int = 0,
     ) -> None:
         if isinstance(model_or_ensemble, BradleyTerryRM):
@@ -78,7 +76,7 @@ class ActiveLearner:
         if k < 1:
             raise ConfigError(f"k={k}: a round that asks about nothing learns nothing; choose 1 or more.")
         self.backbones = model_or_ensemble.members.backbones
-        self.acquisition, self.max_per_prompt, self.seed, self.k = acquisition, max_per_prompt, seed, k
+        self.acquisition, self.seed, self.k = acquisition, seed, k
         self.labelled = list(labelled)
         self.number = 0
         self._rows: list[dict[str, tuple[str, FloatArray]]] = [{} for _ in self.backbones]
@@ -111,7 +109,7 @@ class ActiveLearner:
         members = self._members(function) if self.labelled else self._own_heads()  # a (M, D) for each backbone
         margins = [heads @ self.differences(pairs, at).T for at, heads in enumerate(members)]
         view = View(np.concatenate(margins), [pair.prompt_id for pair in pairs])
-        return [rest[index][0] for index in select(view, k, function, max_per_prompt=self.max_per_prompt)]
+        return [rest[index][0] for index in select(view, k, function)]
 
     def run_active_loop(self, pool: Sequence[PoolItem], label_fn: Labeller, n_rounds: int = 10) -> list[Round]:
         """Run `n_rounds` rounds of choosing, asking and fitting.
