@@ -62,7 +62,7 @@ def bare_vllm(server: RewardServer) -> tuple[httpx.AsyncClient, Ask]:
     """The vLLM behind the HTTP app, at its own socket."""
     for process in psutil.Process(server.pid).children(recursive=True):
         command = process.cmdline()
-        if "--uds" in command and "rmcore.serving.process_supervisor" not in command:
+        if "--uds" in command:
             socket = command[command.index("--uds") + 1]
     session = httpx.AsyncClient(transport=httpx.AsyncHTTPTransport(uds=socket), base_url="http://vllm", timeout=600)
 

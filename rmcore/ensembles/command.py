@@ -1,4 +1,4 @@
-"""`rm-opt score`: rewards of a file of any size, here, by vLLM, or on a Ray cluster."""
+"""`rm-opt score`: rewards of a file of any size, here or on a Ray cluster."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -25,15 +25,13 @@ def score(
     reading: PairReading,
     model: ModelReading,
     engine: Annotated[
-        Literal["local", "ray", "vllm"],
+        Literal["local", "ray"],
         typer.Option(
-            help="local: in this process. ray: by actors of the Ray cluster of RAY_ADDRESS, or of this machine. "
-            "vllm: by servers that are started for it, one a GPU."
+            help="local: in this process. ray: by actors of the Ray cluster of RAY_ADDRESS, or of this machine."
         ),
     ] = "local",
     actors: Annotated[
-        int | None,
-        typer.Option(min=1, max=4096, help="Models of ray or vllm, each with a GPU; default: all that are free."),
+        int | None, typer.Option(min=1, max=4096, help="Models of ray, each with a GPU; default: all that are free.")
     ] = None,
     part_rows: Annotated[
         int, typer.Option(min=1, max=10_000_000, help="Rows that are scored and kept at once; a kill costs as many.")
@@ -51,17 +49,15 @@ def score(
     from rmcore.ensembles.bulk import LocalScorer, score_source
 
     if actors is not None and engine == "local":
-        raise ConfigError("--actors is of --engine ray and vllm; this process scores with one model.")
+        raise ConfigError("--actors is of --engine ray; this process scores with one model.")
     source = SourceInParts(data, part_rows, reading.split, reading.columns(), reading.limit)
     scorer: Any
     if engine == "ray":
         scorer = _ray_scorer(checkpoint, model, actors)
-    elif engine == "vllm":
-        scorer = _vllm_scorer(checkpoint, model, actors)
     else:
         scorer = nullcontext(LocalScorer(model.load(checkpoint)))
     with scorer as ready, progress_bar("score") as report:
-        num_rows = score_source(source, ready, out, _job(checkpoint, model, reading, source, engine), report=report)
+        num_rows = score_source(source, ready, out, _job(checkpoint, model, reading, source), report=report)
     for sentence in source.notices:
         print(sentence)
     if source.num_unusable:
@@ -77,20 +73,7 @@ def _ray_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any
     return RayScorer(Loading(place, model.device, model.max_seq_len, model.render_fn, model.weights), actors)
 
 
-def _vllm_scorer(checkpoint: str, model: ModelReading, actors: int | None) -> Any:
-    from rmcore.serving.bulk_scoring import VllmScorer
-
-    if model.device != "auto":
-        raise ConfigError(
-            f"--device {model.device} with --engine vllm, which takes the GPUs that there are: leave out."
-        )
-    print(f"starting vLLM with {checkpoint}; the first time takes a minute", flush=True)
-    return VllmScorer(
-        checkpoint, max_seq_len=model.max_seq_len, render_fn=model.render_fn, number=actors, dtype=model.weights
-    )
-
-
-def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any, engine: str) -> dict[str, Any]:
+def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any) -> dict[str, Any]:
     """Gather all that decides the rewards and the cut into parts."""
     from rmcore.data.readers.sources import source_digest
     from rmcore.models.seal import checkpoint_digest
@@ -99,7 +82,6 @@ def _job(checkpoint: str, model: ModelReading, reading: PairReading, source: Any
     return {
         "checkpoint": checkpoint_digest(folder) if folder.is_dir() else checkpoint,
         "data": source_digest(source.source),
-        "computed_by": "vllm" if engine == "vllm" else "torch",
         "part_rows": source.size,
         "max_seq_len": model.max_seq_len,
         "render_fn": model.render_fn,

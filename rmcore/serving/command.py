@@ -3,8 +3,9 @@
 import asyncio
 import os
 import shlex
-from contextlib import ExitStack
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import quote
@@ -56,7 +57,7 @@ def serve(
     from rmcore.serving.http_app import HttpSettings
     from rmcore.serving.server import ServeSettings
     from rmcore.serving.server import serve as run
-    from rmcore.serving.token_file import TOKEN_VARIABLE, kept_token
+    from rmcore.serving.token_file import TOKEN_VARIABLE, kept_token, token_file
 
     named = os.environ.get(TOKEN_VARIABLE)
     spoken = tuple(one.strip() for one in protocols.split(",") if one.strip())
@@ -77,24 +78,23 @@ def serve(
         http=http,
     )
     print(f"starting vLLM with {checkpoint}; the first time takes a minute", flush=True)
-    with ExitStack() as until_it_ends:
 
-        def announce(address: str) -> None:
-            header = f"${TOKEN_VARIABLE}"
-            if named is None:
-                place = until_it_ends.enter_context(kept_token(address, http.token))
-                print(f"token       {http.token}", flush=True)
-                print(f"            kept until the end in {place}, where `rm-opt publish` and RewardClient find it")
-                header = f"$(cat {shlex.quote(str(place))})"
-            _announce(address, header)
-            if http.protocols:
-                login = f"${TOKEN_VARIABLE}" if named is not None else quote(http.token, safe="")
-                print(
-                    f"protocols   {', '.join(http.protocols)}, at {address.replace('://', f'://rm:{login}@')}/…",
-                    flush=True,
-                )
+    def announce(address: str) -> None:
+        header = f"${TOKEN_VARIABLE}"
+        if named is None:
+            place = token_file(address)
+            print(f"token       {http.token}", flush=True)
+            print(f"            kept until the end in {place}, where `rm-opt publish` and RewardClient find it")
+            header = f"$(cat {shlex.quote(str(place))})"
+        _announce(address, header)
+        if http.protocols:
+            login = f"${TOKEN_VARIABLE}" if named is not None else quote(http.token, safe="")
+            print(
+                f"protocols   {', '.join(http.protocols)}, at {address.replace('://', f'://rm:{login}@')}/…", flush=True
+            )
 
-        asyncio.run(run(settings, announce))
+    keep = partial(kept_token, token=http.token) if named is None else nullcontext
+    asyncio.run(run(settings, announce, keep=keep))
     print("stopped")
 
 

@@ -14,7 +14,7 @@ import contextlib
 import ipaddress
 import resource
 from collections.abc import Collection, Mapping
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -51,23 +51,19 @@ WARNING_SECONDS = 60.0
 """At most so often the log says that connections are closed to make room."""
 
 
-class FileLimits(NamedTuple):
-    """How the files that a process may have open are shared out."""
+def file_limits() -> tuple[int, int]:
+    """Raise the process's limit of open files as far as it may itself (to MOST_FILES), and share it out.
 
-    connections: int
-    """Each may have a request under way, which has a connection to vLLM, too."""
-    backlog: int
-    """Connections that are accepted at once, before the first of them can be closed."""
-
-
-def file_limits() -> FileLimits:
-    """Raise the process's limit of open files as far as it may itself (to MOST_FILES), and share it out."""
+    Returns:
+        Connections, each of which may have a request under way with a connection to vLLM, too; and of them those that
+        are accepted at once, before the first can be closed.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     few, most = (MOST_FILES if one == resource.RLIM_INFINITY else one for one in (soft, hard))
     limit = max(few, min(most, MOST_FILES))
     if limit > few:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-    return FileLimits(connections=limit // 3, backlog=min(2048, limit // 8))
+    return limit // 3, min(2048, limit // 8)
 
 
 class Refused(RmcoreError):

@@ -3,7 +3,7 @@
 - POST /score: rewards of texts, messages, token ids or prompt/response pairs
 - GET /health: what this is and whether it answers now (200 or 503)
 - GET /version: which weights are served
-- GET /metrics: Prometheus text
+- GET /metrics: vLLM's own, as Prometheus text
 - POST /weights: serve other weights (see `rmcore.serving.weight_sync`)
 - the routes of other trainers' protocols that are switched on (see `rmcore.serving.protocols`)
 """
@@ -13,8 +13,8 @@ import base64
 import hmac
 import math
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import TypeVar
 
 import anyio
@@ -29,7 +29,6 @@ from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.turns import framed
 from rmcore.data.rendering import Renderer, TokenizedSide
 from rmcore.serving.door import JSON, LOGGED_IN, Door, Refused, refusal_response
-from rmcore.serving.metrics import Counting, ServerMetrics
 from rmcore.serving.protocols import PROTOCOLS, OtherTrainers
 from rmcore.serving.served import ServedModel
 from rmcore.serving.token_file import checked_token
@@ -52,8 +51,6 @@ CHARACTERS_PER_TOKEN = 128
 """The longest token of the large vocabularies (spaces, in those of GPT-4, Llama 3 and Qwen). Text has four or five."""
 SHORTEST_BOUND = 2**16
 """Characters that an input may always have: a tenth of a second of a tokenizer."""
-SLICE_CHARACTERS = 2**18
-"""Characters that are tokenized of one request before the others have their turn."""
 Body = TypeVar("Body", bound=BaseModel)
 
 
@@ -64,6 +61,7 @@ class HttpSettings:
     token: every route wants it as `Authorization: Bearer`; made up where none is given.
     names: hosts that requests may name besides localhost and addresses of the server (`rmcore.serving.door`).
     max_body_bytes: of one request.
+    max_reading_bytes: of all bodies that are being read; beyond it requests are refused as busy.
     max_pending_rows: rows under way or waiting; beyond it requests are refused as busy.
     body_seconds: from the end of a request's headers to the end of its body.
     protocols: other trainers' protocols that are answered, too, by their names in `PROTOCOLS`. With one, the token may
@@ -73,6 +71,7 @@ class HttpSettings:
     token: str = field(default_factory=secrets.token_urlsafe, repr=False)
     names: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 2**20
+    max_reading_bytes: int = 64 * 2**20
     max_pending_rows: int = 8192
     body_seconds: float = 60.0
     protocols: tuple[str, ...] = ()
@@ -105,8 +104,8 @@ class RewardApp:
         self.pooling = pooling
         self.vocab_size = vocab_size
         self.settings = settings
-        self.metrics = ServerMetrics(served)
         self._pending_rows = 0
+        self._reading_bytes = 0
         # One at a time: a tokenizer's padding and truncation state is shared, and it uses all cores by itself.
         self._tokenizing = anyio.CapacityLimiter(1)
 
@@ -130,8 +129,7 @@ class RewardApp:
                 app.add_api_route(path, answer, methods=["POST"], response_model=None)
         app.add_exception_handler(RmcoreError, _refuse)
         app.add_exception_handler(ClientDisconnect, lambda *_: Response(status_code=499))  # nobody is there to read it
-        app.add_middleware(Counting, metrics=self.metrics)
-        app.add_middleware(Door, names=self.settings.names)  # the last one added is the first one asked
+        app.add_middleware(Door, names=self.settings.names)
         return app
 
     async def _check_token(self, request: Request) -> None:
@@ -167,13 +165,10 @@ class RewardApp:
             )
         self._pending_rows += num_rows
         try:
-            sides: list[TokenizedSide] = []
-            for rows in self._slices(asked):
-                sides += await anyio.to_thread.run_sync(self._tokenize, asked, rows, limiter=self._tokenizing)
+            sides = await anyio.to_thread.run_sync(self._tokenize, asked, limiter=self._tokenizing)
             rewards, weights = await self.served.score([side.ids for side in sides])
         finally:
             self._pending_rows -= num_rows
-        self.metrics.scored(len(sides), sum(len(side.ids) for side in sides))
         return ScoringResponse(
             rewards=tuple(_sigmoid(weights.beta * one) if asked.normalize else one for one in rewards),
             num_tokens=tuple(len(side.ids) for side in sides),
@@ -192,6 +187,7 @@ class RewardApp:
             state=served.state,
             reason=served.reason,
             weight_version=served.weights.version,
+            num_restarts=served.num_restarts,
             pooling=self.pooling,
             max_seq_len=self.renderer.rendering.max_seq_len,
             format=self.renderer.rendering.format,
@@ -201,7 +197,7 @@ class RewardApp:
         return self.served.version()
 
     async def _metrics(self) -> Response:
-        return Response(self.metrics.text(), media_type="text/plain; version=0.0.4")
+        return Response(await self.served.engine.metrics(), media_type="text/plain; version=0.0.4")
 
     async def _update(self, request: Request) -> VersionInfo:
         return await self.served.update(await self._read(request, WeightUpdate))
@@ -213,59 +209,60 @@ class RewardApp:
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != JSON:
             raise Refused("invalid", f"send the body as {JSON}.", "content-type")
-        body, most, seconds = bytearray(), self.settings.max_body_bytes, self.settings.body_seconds
+        body, settings = bytearray(), self.settings
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(settings.body_seconds):
                 async for part in request.stream():
                     body += part
-                    if len(body) > most:
+                    self._reading_bytes += len(part)
+                    if len(body) > settings.max_body_bytes:
                         raise Refused(
                             "too_large",
-                            f"the body has more than {most:,} bytes, the most that this server reads; send fewer "
-                            "inputs at a time.",
+                            f"the body has more than {settings.max_body_bytes:,} bytes, the most that this server "
+                            "reads; send fewer inputs at a time.",
+                        )
+                    if self._reading_bytes > settings.max_reading_bytes:
+                        raise Refused(
+                            "busy",
+                            f"bodies of more than {settings.max_reading_bytes:,} bytes are being read; ask again "
+                            "later, or with fewer requests at a time.",
                         )
         except TimeoutError:
-            why = f"the body did not arrive within {seconds:g} s; send it again, in smaller parts."
+            why = f"the body did not arrive within {settings.body_seconds:g} s; send it again, in smaller parts."
             raise Refused("slow", why) from None
+        finally:
+            self._reading_bytes -= len(body)
         try:
             return kind.model_validate_json(bytes(body))
         except ValidationError as error:
             named, why = first_error(error)
             raise Refused("invalid", f"{named}: {why}.", named) from None
 
-    def _slices(self, asked: ScoringRequest) -> list[range]:
-        """Rows that are tokenized together, about SLICE_CHARACTERS; an input that is too long is refused before all."""
-        ends, num_characters = [0], 0
-        for index, given in enumerate(asked.inputs):
-            found = _num_characters(index, given)
-            self._check_characters(index, found)
-            num_characters += found
-            if num_characters >= SLICE_CHARACTERS or index == len(asked.inputs) - 1:
-                ends.append(index + 1)
-                num_characters = 0
-        return [range(*both) for both in pairwise(ends)]
-
-    def _tokenize(self, asked: ScoringRequest, rows: range) -> list[TokenizedSide]:
-        """Token ids of some inputs; runs in a thread.
+    def _tokenize(self, asked: ScoringRequest) -> list[TokenizedSide]:
+        """Token ids of the inputs; runs in a thread.
 
         Raises:
             RmcoreError: an input is too long, cannot be rendered, or has an id that the model does not know.
         """
-        inputs = {index: asked.inputs[index] for index in rows}
-        pairs = {index: _prompt_and_response(index, given) for index, given in inputs.items()}
+        pairs = {index: _prompt_and_response(index, given) for index, given in enumerate(asked.inputs)}
         rendered = {index: pair for index, pair in pairs.items() if pair is not None}
-        texts = {index: given for index, given in inputs.items() if isinstance(given, str)}
+        texts = {index: given for index, given in enumerate(asked.inputs) if isinstance(given, str)}
+        for index, pair in rendered.items():
+            self._check_characters(index, sum(map(len, texts_of(*pair))))
+        for index, text in texts.items():
+            self._check_characters(index, len(text))
         sides: dict[int, TokenizedSide] = {}
         for index, found in zip(rendered, self.renderer.try_sides(list(rendered.values())), strict=True):
             if isinstance(found, DataError):
                 raise RequestError(f"inputs.{index}: {found}", field=f"inputs.{index}") from found
             sides[index] = found
         sides |= zip(texts, self.renderer.tokenize_texts(list(texts.values())), strict=True)
-        for index, given in inputs.items():
+        for index, given in enumerate(asked.inputs):
             if index not in sides:
                 sides[index] = self._given_ids(index, [token for token in given if isinstance(token, int)])
-        self._check_length(asked, sides)
-        return [sides[index] for index in rows]
+        ordered = [sides[index] for index in range(len(asked.inputs))]
+        self._check_lengths(asked, ordered)
+        return ordered
 
     def _check_characters(self, index: int, found: int) -> None:
         """Before anything is tokenized, which takes a minute for 8 MB of text."""
@@ -289,8 +286,8 @@ class RewardApp:
         limit = self.renderer.rendering.max_seq_len
         return TokenizedSide(ids[:limit], max(0, len(ids) - limit))
 
-    def _check_length(self, asked: ScoringRequest, sides: dict[int, TokenizedSide]) -> None:
-        for index, side in sorted(sides.items()):
+    def _check_lengths(self, asked: ScoringRequest, sides: Sequence[TokenizedSide]) -> None:
+        for index, side in enumerate(sides):
             if side.num_cut and asked.over_length == "refuse":
                 limit = self.renderer.rendering.max_seq_len
                 raise RequestError(
@@ -326,14 +323,6 @@ def _prompt_and_response(index: int, given: ScoringInput) -> tuple[Prompt, str] 
         return plain_prompt(framed(turns, {"tools": tools and list(tools)})), answer
     except RowRejected as error:
         raise RequestError(f"inputs.{index}: {error.reason}.", field=f"inputs.{index}") from error
-
-
-def _num_characters(index: int, given: ScoringInput) -> int:
-    """Characters of an input that are tokenized; token ids have none."""
-    if isinstance(given, str):
-        return len(given)
-    side = _prompt_and_response(index, given)
-    return 0 if side is None else sum(map(len, texts_of(*side)))
 
 
 def _password(given: str) -> str:

@@ -19,7 +19,6 @@ FLOAT32_TOLERANCE = 1e-4
 BF16_TOLERANCE = 0.02
 """Share of the spread of the rewards (and at least of 1 logit): bf16 keeps 8 binary digits, and each of tens of layers
 rounds by up to 0.4 %. It sees a wrong token or head, whose errors are of the size of the spread itself."""
-WORST_ROWS = 5
 
 _TEXTS = (
     ("What is the capital of France?", "Paris."),
@@ -33,23 +32,18 @@ _TEXTS = (
 )
 
 
-def make_probe(rm: "BradleyTerryRM", *, bf16: bool, token_ids: Sequence[Sequence[int]] | None = None) -> RewardProbe:
+def make_probe(rm: "BradleyTerryRM", *, bf16: bool) -> RewardProbe:
     """The sample with the rewards of `rm`, computed in float32, and how far a server may be from them.
 
     Args:
         rm: the model that is to be served.
         bf16: whether the server computes in bf16.
-        token_ids: other rows.
 
     Raises:
         ServingError: a reward is not finite.
     """
-    from rmcore.data.rendering import TokenizedSide
-
-    if token_ids is None:  # rows as the model renders them: short and long, cut, empty, of several scripts
-        token_ids = [side.ids for side in rm.renderer.tokenize_sides(list(_TEXTS))]
-    rows = [list(ids) for ids in token_ids]
-    rewards = rm.score_sides([TokenizedSide(ids, 0) for ids in rows]).tolist()
+    sides = rm.renderer.tokenize_sides(list(_TEXTS))  # short and long, cut, empty, of several scripts
+    rewards = rm.score_sides(sides).tolist()
     if not all(map(math.isfinite, rewards)):
         raise ServingError(
             "PyTorch gives rewards that are not finite for the sample: this checkpoint cannot be served. Evaluate it, "
@@ -57,7 +51,7 @@ def make_probe(rm: "BradleyTerryRM", *, bf16: bool, token_ids: Sequence[Sequence
         )
     spread = max(1.0, max(rewards) - min(rewards))
     return RewardProbe(
-        token_ids=tuple(map(tuple, rows)),
+        token_ids=tuple(tuple(side.ids) for side in sides),
         rewards=tuple(rewards),
         tolerance=BF16_TOLERANCE * spread if bf16 else FLOAT32_TOLERANCE,
     )
@@ -67,23 +61,15 @@ def check_probe(probe: RewardProbe, served: Sequence[float]) -> None:
     """Compare what the server gives for a probe with what was expected.
 
     Raises:
-        ServingError: a row differs by more than the probe allows; the message has the worst rows.
+        ServingError: a row differs by more than the probe allows; the message has the worst one.
     """
-    differences = [abs(found - expected) for found, expected in zip(served, probe.rewards, strict=True)]
-    if all(difference <= probe.tolerance for difference in differences):  # a NaN is not
-        return
-    worst = sorted(range(len(differences)), key=lambda row: -_sortable(differences[row]))[:WORST_ROWS]
-    lines = [
-        f"  row {row}, {len(probe.token_ids[row])} tokens: expected {probe.rewards[row]:+.6f}, "
-        f"served {served[row]:+.6f}"
-        for row in worst
-    ]
-    raise ServingError(
-        f"the served rewards differ from PyTorch's by up to {_sortable(differences[worst[0]]):.3g} logits, and "
-        f"{probe.tolerance:.3g} is rounding: these are not the rewards of this checkpoint, so they are not served. "
-        "Worst rows:\n" + "\n".join(lines)
+    both = list(enumerate(zip(served, probe.rewards, strict=True)))
+    row, (found, expected) = max(
+        both, key=lambda one: math.inf if math.isnan(one[1][0]) else abs(one[1][0] - one[1][1])
     )
-
-
-def _sortable(difference: float) -> float:
-    return math.inf if math.isnan(difference) else difference
+    if not abs(found - expected) <= probe.tolerance:  # a NaN is not
+        raise ServingError(
+            f"the served rewards differ from PyTorch's by up to {abs(found - expected):.3g} logits, and "
+            f"{probe.tolerance:.3g} is rounding: these are not the rewards of this checkpoint, so they are not served. "
+            f"Worst: row {row}, {len(probe.token_ids[row])} tokens: expected {expected:+.6f}, served {found:+.6f}"
+        )

@@ -1,24 +1,22 @@
 """The reward server under other trainers' protocols, translated to a ScoringRequest and off unless it is named.
 
-    openrlhf   POST /get_reward: `query`, `prompts` and `labels` in, `rewards` out. Read from OpenRLHF 0.11
-               (`utils/agent.py`, `_fetch_rewards_via_http`): a query is a prompt and its response as the policy's
-               tokens read, special ones included; the prompt is the text that the policy was given.
-    slime      POST /slime: `prompt`, `response` and `label` in, a number out. Read from slime 0.3.1 and miles 0.1
+    openrlhf   POST /get_reward: `query` and `prompts` in, `rewards` out. Read from OpenRLHF 0.11 (`utils/agent.py`,
+               `_fetch_rewards_via_http`): a query is a prompt and its response as the policy's tokens read, special
+               ones included; the prompt is the text that the policy was given.
+    slime      POST /slime: `prompt` and `response` in, a number out. Read from slime 0.3.1 and miles 0.1
                (`rollout/rm_hub/__init__.py`, `remote_rm`): the prompt is a message list, a user's text, or the rendered
                text that ends where the answer begins.
 
-Login, limits, versions and refusals are those of POST /score. Labels are for rules; no reward model reads them.
+Login, limits and refusals are those of POST /score. Labels are for rules; no reward model reads them.
 """
 
-import json
 import re
 import sys
-from collections.abc import Awaitable, Callable, Sequence
-from itertools import chain
-from typing import Any, TypeVar
+from collections.abc import Awaitable, Callable
+from typing import Any
 
 import anyio
-from fastapi import Request, Response
+from fastapi import Request
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from rmcore.core.errors import RequestError, RmcoreError
@@ -28,23 +26,17 @@ from rmcore.serving.rendered import Reading, Rendered
 from rmcore.serving.types import MAX_ROWS, ScoringRequest, ScoringResponse, first_error
 
 PROTOCOLS = ("openrlhf", "slime")
-VERSION_HEADER = "X-Weight-Version"
 MAX_KINDS = 100
 """Most messages of the server's log: some quote what a client has sent."""
 
 
-class Foreign(BaseModel):
-    """A body of another program's request: what is not read of it is kept, to be said."""
-
-    model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
-
-
-class Queries(Foreign):
+class Queries(BaseModel):
     """OpenRLHF's texts of prompt and response, and the prompts alone."""
+
+    model_config = ConfigDict(frozen=True)
 
     query: tuple[str, ...] = Field(max_length=MAX_ROWS)
     prompts: tuple[Any, ...] | None = None
-    labels: tuple[Any, ...] | None = None
 
     def readings(self, rendered: Rendered) -> list[Reading]:
         """The inputs in their order: where the prompt is a user's text, what follows it is the response.
@@ -65,23 +57,21 @@ class Queries(Foreign):
         ]
 
 
-class Sample(Foreign):
+class Sample(BaseModel):
     """A prompt of slime's and what the policy answered."""
+
+    model_config = ConfigDict(frozen=True)
 
     prompt: str | tuple[dict[str, Any], ...]
     response: str
-    label: Any = None
 
     def readings(self, rendered: Rendered) -> list[Reading]:
         """The one input."""
         return [rendered.pair(self.prompt, self.response)]
 
 
-Body = TypeVar("Body", Queries, Sample)
-
-
 class OtherTrainers:
-    """Scores what a protocol reads, and tells the server's log what other trainers' clients throw away.
+    """Scores what a protocol reads, and tells the server's log what other trainers' clients would not show.
 
     Args:
         renderer: of the checkpoint.
@@ -98,34 +88,33 @@ class OtherTrainers:
         self._rendered, self._read, self._rewards = Rendered(renderer), read, score
         self._told = set[str]()
 
-    def route(self, protocol: str) -> tuple[str, Callable[[Request], Awaitable[Response]]]:
+    def route(self, protocol: str) -> tuple[str, Callable[[Request], Awaitable[Any]]]:
         """The path of a protocol, to which requests are posted, and what answers them."""
         return {"openrlhf": ("/get_reward", self._get_reward), "slime": ("/slime", self._slime)}[protocol]
 
-    async def _get_reward(self, request: Request) -> Response:
-        answer, warnings = await self._score(request, Queries)
-        rewards = list(answer.rewards)  # `scores` are the same in its own server
-        return _response({"rewards": rewards, "scores": rewards, "extra_logs": {}, "warnings": warnings}, answer)
+    async def _get_reward(self, request: Request) -> dict[str, Any]:
+        rewards = await self._score(request, Queries)  # `scores` are the same in its own server
+        return {"rewards": rewards, "scores": rewards, "extra_logs": {}}
 
-    async def _slime(self, request: Request) -> Response:
-        answer, _ = await self._score(request, Sample)
-        return _response(answer.rewards[0], answer)
+    async def _slime(self, request: Request) -> float:
+        return (await self._score(request, Sample))[0]
 
-    async def _score(self, request: Request, kind: type[Body]) -> tuple[ScoringResponse, list[str]]:
-        """Score a request, and log what such clients do not show: the warnings about it, and why it is refused."""
+    async def _score(self, request: Request, kind: type[Queries | Sample]) -> list[float]:
+        """Score a request, and log the warnings about it, or why it is refused."""
         try:
-            body: Body = await self._read(request, kind)
+            body = await self._read(request, kind)
             readings = await anyio.to_thread.run_sync(body.readings, self._rendered)
-            answer = await self._rewards(_asked([one.given for one in readings]))
+            answer = await self._rewards(ScoringRequest.from_list([one.given for one in readings]))
+        except ValidationError as error:
+            named, why = first_error(error)
+            raise RequestError(f"{named}: {why}.", field=named) from None
         except RmcoreError as error:
             self._tell(request, f"refused: {error}")
             raise
-        unread = sorted(body.model_extra or {})
-        found = [f"not read: {', '.join(unread)[:200]}"] if unread else []
-        warnings = list(dict.fromkeys(chain(found, *(one.warnings for one in readings))))
-        for one in warnings:
-            self._tell(request, one)
-        return answer, warnings
+        for reading in readings:
+            for warning in reading.warnings:
+                self._tell(request, warning)
+        return list(answer.rewards)
 
     def _tell(self, request: Request, message: str) -> None:
         """Log a message, each kind of them once: what differs in numbers is one kind."""
@@ -134,16 +123,3 @@ class OtherTrainers:
         if kind not in self._told and len(self._told) < MAX_KINDS:
             self._told.add(kind)
             print(f"warning: {request.url.path}: {shown} (others of this kind are not logged)", file=sys.stderr)
-
-
-def _asked(inputs: Sequence[Any]) -> ScoringRequest:
-    try:
-        return ScoringRequest.from_list(inputs)
-    except ValidationError as error:
-        named, why = first_error(error)
-        raise RequestError(f"{named}: {why}.", field=named) from None
-
-
-def _response(content: Any, answer: ScoringResponse) -> Response:
-    headers = {VERSION_HEADER: str(answer.weight_version)}
-    return Response(json.dumps(content), headers=headers, media_type="application/json")

@@ -1,9 +1,9 @@
 """Text that another program has rendered, compared with what this checkpoint was trained on.
 
 Such a text is scored as the text that it is, never rendered again. Two things are repaired, because what is meant is
-certain, and are said all the same: a second BOS is left out, and white space after the end of the last turn becomes
-what the checkpoint's own rendering has there. Everything else is only said: a BOS too few or too many, an answer
-without its end, another model's chat template.
+certain: a second BOS is left out, and white space after the end of the last turn becomes what the checkpoint's own
+rendering has there. The rest is only said: no BOS where training had one or the reverse, an answer without its end,
+another model's chat template.
 """
 
 import re
@@ -24,7 +24,7 @@ FOREIGN_OPENERS = (
 )
 """Templates of Qwen, Llama 3, Mistral, Gemma, gpt-oss, Phi and DeepSeek write one of these before an answer."""
 _THOUGHT = r"\s*(?:<think>\s*(?:</think>\s*)?)?$"
-_ENDED = re.compile(rf"(?:{KNOWN_FORMS.pattern})$")
+_ENDED = re.compile(rf"(?:{KNOWN_FORMS.pattern})\s*$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +62,23 @@ class Rendered:
         """Read a whole dialogue that is rendered already, with the answer at its end."""
         warnings = []
         own, num_bos = _without(text, self._bos)
-        if num_bos > 1:
-            warnings.append(f"it begins with {num_bos} BOS tokens ({self._bos}); one was read")
-        if self._has_bos:
-            if not num_bos:
-                warnings.append(f"it does not begin with the BOS that this checkpoint was trained with ({self._bos})")
-        elif num_bos and (self._is_chat or not self._adds_bos):
-            warnings.append(f"it begins with a BOS ({self._bos}), and this checkpoint was trained without one")
-        if num_bos and (self._is_chat or not self._adds_bos):
+        keeps_bos = num_bos and (self._is_chat or not self._adds_bos)
+        if self._has_bos != bool(keeps_bos):
+            has = "does not begin with the" if self._has_bos else "begins with a"
+            warnings.append(f"it {has} BOS ({self._bos}), unlike what this checkpoint was trained on")
+        if keeps_bos:
             own = self._bos + own
         if not self._is_chat and self._eos and own.rstrip().endswith(self._eos):
             own = own.rstrip().removesuffix(self._eos)  # which is added to every text of these formats
-        own, said = self._ended(own)
-        return Reading(own, (*warnings, *said, *self._of_another(own)))
+        end = self._ending
+        if end.strip() and own.rstrip().endswith(end.rstrip()):
+            own = own.rstrip().removesuffix(end.rstrip()) + end
+        elif end.strip():
+            warnings.append(
+                f"it does not end as answers do in this checkpoint's training ({end!r}): the answer was cut off, or "
+                "its end token was left out"
+            )
+        return Reading(own, (*warnings, *self._of_another(own)))
 
     def pair(self, prompt: Any, response: str) -> Reading:
         """Read a prompt and its response: rendered here, unless the prompt is a text that ends where an answer begins.
@@ -91,24 +95,9 @@ class Rendered:
             response = ended.removesuffix(end)
         elif self._eos and ended.endswith(self._eos):
             response = ended.removesuffix(self._eos)
-        elif found := _ENDED.search(ended):
-            note = f"the response ends in {found[0]}, which ends no turn of this checkpoint and was left out"
-            return Reading({"prompt": prompt, "response": ended[: found.start()]}, (note,))
+        else:
+            response = _ENDED.sub("", response)  # of a turn of another model
         return Reading({"prompt": prompt, "response": response})
-
-    def _ended(self, text: str) -> tuple[str, list[str]]:
-        end = self._ending
-        if not end.strip() or text.endswith(end):
-            return text, []
-        bare = text.rstrip()
-        if bare.endswith(end.rstrip()):
-            note = f"white space at its end was read as this checkpoint was trained ({end!r})"
-            return bare.removesuffix(end.rstrip()) + end, [note]
-        no_end = (
-            f"it does not end as answers do in this checkpoint's training ({end!r}): the answer was cut off, or its "
-            "end token was left out"
-        )
-        return text, [no_end]
 
     def _of_another(self, text: str) -> list[str]:
         if not self._opener or self._opener in text:

@@ -7,25 +7,21 @@ answered.
 """
 
 import asyncio
-import math
 import sys
 import time
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rmcore.core.errors import NotReadyError, RequestError, RmcoreError, ServingError
-from rmcore.core.files import remove_abandoned, remove_folder
 from rmcore.models.seal import read_beta
 from rmcore.serving.parity import check_probe
 from rmcore.serving.types import RewardModelTrainingMode, RewardProbe, ServerState, VersionInfo, WeightUpdate
-from rmcore.serving.updates import check_update
+from rmcore.serving.updates import check_update, drop_left
 from rmcore.serving.vllm_process import EngineFailure, VllmEngine
 from rmcore.serving.weight_files import folder_digest
 
-WAITING_SECONDS = 3600.0
-"""An update that is older has been given up by its publisher."""
 MAX_RESTARTS = 3
 """vLLM may fail to come back this often in a row before the server gives up."""
 
@@ -58,9 +54,8 @@ class ServedModel:
         self.state: ServerState = "starting"
         self.reason: str | None = "vLLM is starting."
         self.num_restarts = 0
-        self.num_updates = {"done": 0, "refused": 0, "failed": 0}
         self._weights = first
-        self._weights_lock = ReadWriteLock()
+        self._gate = Gate()
         self._changing = asyncio.Lock()
         self._watch: asyncio.Task[None] | None = None
         self._exchanges = set[asyncio.Task[VersionInfo]]()
@@ -112,35 +107,20 @@ class ServedModel:
 
         Raises:
             NotReadyError: no trusted weights are served now, or vLLM ended meanwhile.
-            RequestError: a row's reward is not finite, or vLLM refuses the rows.
-            ServingError: vLLM did not answer in time.
+            RequestError: vLLM refuses the rows.
+            ServingError: vLLM did not answer in time, or gives a row no finite reward.
         """
-        async with self._weights_lock.shared():
+        async with self._gate.shared():
             if self.state != "ready":
                 raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
             weights = self._weights
             try:
-                rewards = await self.engine.scores(token_ids)
+                return await self.engine.scores(token_ids), weights
             except (NotReadyError, EngineFailure) as error:
-                if not await self.engine.is_healthy():
-                    self._lose()
-                    raise NotReadyError("vLLM ended while it scored; it is started again. Ask again.") from error
-                if isinstance(error, NotReadyError):
+                if await self.engine.is_healthy():
                     raise
-                # JSON has no NaN, so one bad row fails the call: find which.
-                rewards = [await self._score_alone(row) for row in token_ids]
-        for row, reward in enumerate(rewards):
-            if not math.isfinite(reward):
-                raise RequestError(
-                    f"inputs.{row}: vLLM gives it no finite reward under these weights.", field=f"inputs.{row}"
-                )
-        return rewards, weights
-
-    async def _score_alone(self, row: Sequence[int]) -> float:
-        try:
-            return (await self.engine.scores([row]))[0]
-        except EngineFailure:
-            return math.nan
+                self._lose()
+                raise NotReadyError("vLLM ended while it scored; it is started again. Ask again.") from error
 
     def _lose(self) -> None:
         """Answer nobody from now on, and let what is left of a dead vLLM end, so that it is started again."""
@@ -174,19 +154,15 @@ class ServedModel:
                 over.discard(update.folder)  # the same request may work later
                 raise
             finally:
-                await asyncio.to_thread(_drop_old, self._weights.folder, over)
+                await asyncio.to_thread(drop_left, old.folder.parent, self._weights.folder.name, over)
             return self.version()
 
     async def _exchange_for(self, update: WeightUpdate, old: Weights) -> None:
         """Load other weights, which answer when this ends; where it fails, the old ones do or will."""
         if self.state != "ready":
             raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
-        try:
-            new = await asyncio.to_thread(self._stage, update, old)
-        except RmcoreError:
-            self.num_updates["refused"] += 1
-            raise
-        async with self._weights_lock.alone():
+        new = await asyncio.to_thread(self._stage, update, old)
+        async with self._gate.alone():
             if self.state != "ready":  # vLLM ended meanwhile
                 raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
             self._become("updating", f"version {new.version} is being loaded.")
@@ -194,13 +170,11 @@ class ServedModel:
                 await self.engine.reload(new.folder)
                 await self._verify(new)
             except BaseException as error:  # whatever it is, vLLM may hold weights that nobody has verified
-                self.num_updates["failed"] += 1
                 outcome = await self._back_to(old)
                 if isinstance(error, RmcoreError):
                     raise ServingError(f"version {new.version} was not taken: {error} {outcome}") from error
                 raise
             self._weights = new
-            self.num_updates["done"] += 1
             self._become("ready")
 
     def _stage(self, update: WeightUpdate, old: Weights) -> Weights:
@@ -238,7 +212,7 @@ class ServedModel:
             while self.state != "broken":
                 status = await self.engine.exited()
                 self._become("restarting", f"vLLM ended with status {status}.")
-                async with self._weights_lock.alone():  # those under way have failed, and no exchange may begin
+                async with self._gate.alone():  # those under way have failed, and no exchange may begin
                     await self._restart()
         except Exception as error:  # nobody watches from now on
             self._become("broken", f"vLLM could not be started again ({_words(error)}).")
@@ -268,71 +242,39 @@ def _words(error: BaseException) -> str:
     return str(error) if isinstance(error, RmcoreError) else f"{type(error).__name__}: {error}"
 
 
-def _drop_old(served: Path, over: Collection[str]) -> None:
-    """Delete what was served before, an update that was refused, and what publishers gave up or were killed over.
-
-    Other updates may be about to be submitted.
-    """
-    place = served.parent
-    try:
-        for folder in [*place.glob("served-*"), *place.glob("update-*")]:
-            if folder != served and (folder.name in over or _is_given_up(folder)):
-                remove_folder(folder)
-        remove_abandoned(place, lambda name: name.startswith(("served-", "update-")))
-    except OSError as error:  # the new weights serve all the same
-        print(f"warning: old weights in {place} could not be deleted ({error}); delete them by hand", file=sys.stderr)
-
-
-def _is_given_up(folder: Path) -> bool:
-    return folder.name.startswith("update-") and time.time() - folder.lstat().st_mtime > WAITING_SECONDS
-
-
-class ReadWriteLock:
-    """A lock for asyncio that requests share and an exchange of weights holds alone.
+class Gate:
+    """What requests pass together and an exchange of weights alone.
 
     A waiting exchange lets no new request in, so it comes to its turn under any load.
     """
 
     def __init__(self) -> None:
-        self._changed = asyncio.Condition()
-        self._readers = 0
-        self._closed = False
+        self._open, self._idle, self._turn = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._open.set()
+        self._idle.set()
+        self._num_inside = 0
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[None]:
         """Be inside with others, after waiting for an exchange that is under way."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._closed)
-            self._readers += 1
+        while not self._open.is_set():
+            await self._open.wait()
+        self._num_inside += 1
+        self._idle.clear()
         try:
             yield
         finally:
-            # Shielded: a request whose client left must still be counted out, or no exchange would ever begin.
-            await asyncio.shield(self._leave())
-
-    async def _leave(self) -> None:
-        async with self._changed:
-            self._readers -= 1
-            self._changed.notify_all()
+            self._num_inside -= 1
+            if self._num_inside == 0:
+                self._idle.set()
 
     @asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:
         """Be inside alone: new requests wait from now on, and those under way are waited for."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: not self._closed)
-            self._closed = True
+        async with self._turn:
+            self._open.clear()
             try:
-                await self._changed.wait_for(lambda: self._readers == 0)
-            except asyncio.CancelledError:
-                self._closed = False
-                self._changed.notify_all()
-                raise
-        try:
-            yield
-        finally:
-            await asyncio.shield(self._open())
-
-    async def _open(self) -> None:
-        async with self._changed:
-            self._closed = False
-            self._changed.notify_all()
+                await self._idle.wait()
+                yield
+            finally:
+                self._open.set()

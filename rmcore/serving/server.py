@@ -12,13 +12,13 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
@@ -39,7 +39,7 @@ from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.types import PoolingType, RewardModelTrainingMode
-from rmcore.serving.updates import drop_stale, stage_checkpoint
+from rmcore.serving.updates import drop_left, stage_checkpoint
 from rmcore.serving.vllm_process import EngineDtype, EngineSettings, VllmEngine, find_vllm
 from rmcore.serving.weight_files import folder_digest
 
@@ -48,8 +48,6 @@ LOG_FILE = "vllm.log"
 SERVER_LOCK = ".server"
 """Held in the weights folder by the one server that it belongs to. The kernel frees it when that dies."""
 STOPPING_SECONDS = 60.0
-MERGED = ".merged"
-"""Where adapters are merged for a moment, before the result is staged."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +56,7 @@ class ServeSettings:
 
     checkpoint: a folder that `BradleyTerryRM.from_pretrained` reads, adapters included.
     host, port: where; port 0 takes a free one.
-    vllm: the Python of an environment with vLLM, or a `vllm` executable; None looks for one (`find_vllm`).
+    vllm: the Python of an environment with vLLM, or its `vllm`; None looks for one (`find_vllm`).
     dtype: what vLLM computes in.
     max_seq_len: tokens of an input; None: as recorded.
     render_fn: the rendering function of the checkpoint, as `module:function`, where it has one.
@@ -83,7 +81,10 @@ SETTINGS: TypeAdapter[ServeSettings] = TypeAdapter(ServeSettings)
 
 
 async def serve(
-    settings: ServeSettings, announce: Callable[[str], None], until: Callable[[], Awaitable[object]] | None = None
+    settings: ServeSettings,
+    announce: Callable[[str], None],
+    until: Callable[[], Awaitable[object]] | None = None,
+    keep: Callable[[str], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Serve until SIGINT or SIGTERM, or until `until()` returns; then end everything that was started.
 
@@ -91,6 +92,7 @@ async def serve(
         settings: what and where.
         announce: called once with the address, when the first request may come.
         until: another reason to stop.
+        keep: is given the address once the port is taken, before anything is loaded, and is held until the end.
 
     Raises:
         ConfigError: no vLLM.
@@ -99,7 +101,11 @@ async def serve(
             not those of PyTorch.
     """
     program = find_vllm(settings.vllm)
-    with contextlib.closing(_listen(settings.host, settings.port)) as listening, _weights_folder(settings) as folder:
+    with (
+        contextlib.closing(_listen(settings.host, settings.port)) as listening,
+        _weights_folder(settings) as folder,
+        keep(_address(listening)),
+    ):
         work = asyncio.ensure_future(_serve(settings, program, folder, listening, announce))
         reasons = [work, *([] if until is None else [asyncio.ensure_future(until())])]
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -152,13 +158,10 @@ async def _serve(
 
 def _stage_first(rm: BradleyTerryRM, checkpoint: str, folder: Path) -> None:
     """The folder to begin with: links to a plain checkpoint, or what an adapter or another trainer's head becomes."""
-    if not (rm.has_adapters or rm.is_rewritten) and Path(checkpoint).is_dir():
+    if rm.has_adapters or rm.is_rewritten or not Path(checkpoint).is_dir():
+        rm.save(folder)
+    else:
         stage_checkpoint(Path(checkpoint), folder)
-        return
-    merged = folder.with_name(MERGED)
-    rm.save(merged)
-    stage_checkpoint(merged, folder)
-    shutil.rmtree(merged)
 
 
 def _names(host: str) -> tuple[str, ...]:
@@ -176,13 +179,13 @@ class _Server(uvicorn.Server):
 
 async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[str], None]) -> None:
     """Answer until cancelled, then let what is under way finish for some seconds."""
-    limits = file_limits()
+    connections, backlog = file_limits()
     server = _Server(
         uvicorn.Config(
             app.app(),
             http=BoundedProtocol,
-            limit_concurrency=limits.connections,
-            backlog=limits.backlog,
+            limit_concurrency=connections,
+            backlog=backlog,
             ws="none",
             log_level="warning",
             access_log=False,
@@ -192,9 +195,8 @@ async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[
         )
     )
     answering = asyncio.ensure_future(server.serve(sockets=[listening]))
-    host, port = listening.getsockname()[:2]
     listening.listen()  # a client that hears of the address may ask at once
-    announce(f"http://{f'[{host}]' if ':' in host else host}:{port}")
+    announce(_address(listening))
     try:
         await asyncio.shield(answering)
     finally:
@@ -219,6 +221,11 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
+def _address(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
 @contextlib.contextmanager
 def _weights_folder(settings: ServeSettings) -> Iterator[Path]:
     """The folder that weights are published through, for this server alone; a named one without an earlier server's."""
@@ -230,7 +237,7 @@ def _weights_folder(settings: ServeSettings) -> Iterator[Path]:
                     f"another reward server publishes through {place} and would lose the weights that it serves: give "
                     "this one another folder with --weights-dir, or end that one."
                 )
-            drop_stale(place)
+            drop_left(place)
             yield place
         return
     with tempfile.TemporaryDirectory(prefix="rm-opt-weights-") as folder:
@@ -248,15 +255,11 @@ class RewardServer:
         settings: what is served and where.
         log: file that the server's own messages, and what a rendering function prints, are appended to; None shows them
             on standard error.
-        environment: variables that it has in addition to this process's own.
     """
 
-    def __init__(
-        self, settings: ServeSettings, log: Path | None = None, environment: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, settings: ServeSettings, log: Path | None = None) -> None:
         self.settings = settings
         self.log = log
-        self._environment = dict(environment or {})
         self.address = ""
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -273,7 +276,6 @@ class RewardServer:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=output,
-                env={**os.environ, **self._environment},
                 start_new_session=True,  # Ctrl-C is for the parent, which then closes the pipe
             )
         finally:
@@ -324,7 +326,7 @@ class RewardServer:
         try:
             process.wait(STOPPING_SECONDS)
         except subprocess.TimeoutExpired:
-            process.kill()  # its supervisor ends vLLM
+            process.kill()  # vLLM ends with it
             process.wait()
         assert process.stdout is not None  # noqa: S101 - requested above
         process.stdout.close()

@@ -184,6 +184,7 @@ class Health(Wire):
     state: ServerState = Field(description="Why not, in one word.")
     reason: str | None = Field(default=None, description="Why not, in a sentence.")
     weight_version: int | None = Field(default=None, description="Of the weights that are served.")
+    num_restarts: int = Field(default=0, ge=0, description="Times that vLLM was started again.")
     pooling: PoolingType = Field(description="Which token the head reads.")
     max_seq_len: int = Field(description="Longest input in tokens.")
     format: Literal["chat", "plain", "custom"] = Field(description="How prompts and responses are rendered.")

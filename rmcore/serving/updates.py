@@ -2,14 +2,12 @@
 
     weights/
         served-000001/    linked from a checkpoint
-        update-3f1c.../   written by a trainer: what travelled, and links to the other files of what was served
+        update-3f1c.../   written by a trainer: the served folder, those of its files that hold what travelled anew
 
-vLLM always reloads a whole folder, and of that every tensor of every file in the index. A tensor that travelled must
-therefore be gone from the older files: one that has it next to others is written again without it. That happens once,
-because from its first update on the head has a file of its own, and so have the adapted layers.
-
-`update.json` has the sha256 of each file that is new, and the update's digest is that of `update.json`. A trainer says
-it over HTTP, so a folder that was cut short, changed or confused with another is found out before it is loaded.
+vLLM always reloads a whole folder, so an update is one: its files have the names and the tensors of the served ones,
+and a file in which nothing travels is a link. `update.json` has the sha256 of each file that is new, and the update's
+digest is that of `update.json`. A trainer says it over HTTP, so a folder that was cut short, changed or confused with
+another is found out before it is loaded.
 """
 
 import hashlib
@@ -17,6 +15,8 @@ import json
 import re
 import shutil
 import stat
+import sys
+import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,30 +24,20 @@ from typing import NamedTuple
 from uuid import uuid4
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from rmcore.core.errors import ModelError, RequestError, StoreError
-from rmcore.core.files import atomic_folder, file_digest, link_or_copy, read_object
+from rmcore.core.files import atomic_folder, file_digest, link_or_copy, read_object, remove_abandoned, remove_folder
 from rmcore.models.layers import is_reward_head
 from rmcore.models.seal import PREFERENCE_FILE, read_beta, write_beta
-from rmcore.models.weight_files import INDEX_FILE
 from rmcore.serving.types import RewardModelTrainingMode
-from rmcore.serving.weight_files import (
-    DTYPES,
-    WHOLE_FILE,
-    WeightLayout,
-    copy_without,
-    is_finite,
-    some_names,
-    text_files,
-    write_index,
-)
+from rmcore.serving.weight_files import DTYPES, WeightLayout, model_files, some_names
 
 MANIFEST_FILE = "update.json"
-SHARD_BYTES = 2 << 30
-"""Largest file of an update, of which one at a time is held in host memory; a larger tensor has a file of its own."""
+WAITING_SECONDS = 3600.0
+"""An update that is older has been given up by its publisher."""
 FLOATS = frozenset({torch.float64, torch.float32, torch.float16, torch.bfloat16})
 """Types that may be cast into each other. 8-bit types have scales next to them, which a cast would not make."""
 
@@ -91,15 +81,12 @@ def stage_checkpoint(source: Path, folder: Path) -> None:
         ModelError: `source` is no whole Hugging Face folder; see `WeightLayout.read`.
         StoreError: `folder` exists, or the disk is full; nothing is left.
     """
-    layout, texts = WeightLayout.read(source), text_files(source)
-    if layout.files != [WHOLE_FILE]:
-        texts.append(INDEX_FILE)
+    layout, names = WeightLayout.read(source), model_files(source)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with published(folder) as temporary:
-        for name in texts:
-            shutil.copyfile(source / name, temporary / name)
-        for name in layout.files:
-            link_or_copy(source / name, temporary / name)
+        for name in names:
+            put = link_or_copy if name in layout.files else shutil.copyfile
+            put(source / name, temporary / name)
 
 
 def write_update(
@@ -109,13 +96,12 @@ def write_update(
     *,
     changed: Collection[str] = (),
     beta: float | None = None,
-    shard_bytes: int = SHARD_BYTES,
 ) -> UpdateRef:
     """Publish weights as a folder `update-*` next to the served one, which appears whole or not at all.
 
     Floating-point tensors are cast to the type they are served in (a trainer's float32 is rounded to nearest where
-    bfloat16 is served), so that the server's files keep their types for ever. What does not travel is linked; what is
-    written again are files of the served folder that hold travelled tensors next to others.
+    bfloat16 is served), so that the server's files keep their types for ever. One file at a time is held in host
+    memory.
 
     Args:
         served: the folder that is served, in the folder that the server shares with its publishers.
@@ -125,7 +111,6 @@ def write_update(
         changed: names of the tensors that adapters were added into, which travel in mode `lora`; the other modes know
             by themselves what travels.
         beta: scale of the margins that the weights were trained with; None: that of the served model.
-        shard_bytes: largest file of what travels, in bytes.
 
     Raises:
         RequestError: names are missing or unknown, shapes or types differ, or a value is NaN or infinite in the served
@@ -134,44 +119,26 @@ def write_update(
         StoreError: the disk is full. Nothing is left.
     """
     layout = WeightLayout.read(served)
-    names = _travelling(layout, mode, changed)
-    _check_state(state, names, layout)
-    kept = [file for file in layout.files if layout.names(file) - set(names)]
-    shards = _shards(names, layout, shard_bytes)
-    count = len(kept) + len(shards)
-    # Numbered again, as save_pretrained does: no name can meet another one, and none grows from update to update.
-    files = [WHOLE_FILE] if count == 1 else [f"model-{i:05d}-of-{count:05d}.safetensors" for i in range(1, count + 1)]
+    travelling = _travelling(layout, mode, changed)
+    _check_state(state, travelling, layout)
+    new = [PREFERENCE_FILE, *(file for file in layout.files if layout.names(file) & travelling)]
     folder = served.with_name(f"update-{uuid4().hex}")
     with published(folder) as temporary:
-        for name in text_files(served):
-            if name != PREFERENCE_FILE:  # written again: in a link it would change under the served model
-                link_or_copy(served / name, temporary / name)
         write_beta(temporary, read_beta(served) if beta is None else beta)
-        for file, name in zip(kept, files, strict=False):
-            if layout.names(file) & set(names):
-                copy_without(served / file, temporary / name, names)
+        for name in {*model_files(served), *new} - {PREFERENCE_FILE}:
+            if name in new:
+                _write_again(served / name, temporary / name, {one: state[one] for one in travelling})
             else:
-                link_or_copy(served / file, temporary / name)
-        for shard, name in zip(shards, files[len(kept) :], strict=True):
-            save_file(_shard_values(state, shard, layout), temporary / name, metadata={"format": "pt"})
-        if count > 1:
-            write_index(temporary, files)
-        new = [PREFERENCE_FILE, *(name for name in files if not _is_of(served, temporary / name))]
-        digests = {name: file_digest(temporary / name) for name in new}
-        text = json.dumps(digests, indent=1).encode()
+                link_or_copy(served / name, temporary / name)
+        text = json.dumps({name: file_digest(temporary / name) for name in new}, indent=1).encode()
         (temporary / MANIFEST_FILE).write_bytes(text)
     return UpdateRef(folder.name, hashlib.sha256(text).hexdigest())
 
 
-def _is_of(served: Path, file: Path) -> bool:
-    """Whether a file is one of the served folder's, under whatever name."""
-    return any(file.samefile(one) for one in served.glob("*.safetensors"))
-
-
-def _travelling(layout: WeightLayout, mode: RewardModelTrainingMode, changed: Collection[str]) -> list[str]:
-    """Names that travel, in the layout's order."""
+def _travelling(layout: WeightLayout, mode: RewardModelTrainingMode, changed: Collection[str]) -> set[str]:
+    """Names that travel."""
     if mode == RewardModelTrainingMode.FULL:
-        return list(layout.tensors)
+        return set(layout.tensors)
     adapted = frozenset(changed) if mode == RewardModelTrainingMode.LORA else frozenset()
     unknown = adapted - layout.tensors.keys()
     if unknown or not (adapted or mode == RewardModelTrainingMode.HEAD_ONLY):
@@ -183,7 +150,7 @@ def _travelling(layout: WeightLayout, mode: RewardModelTrainingMode, changed: Co
         raise RequestError(
             f"the served model has no reward head by name, so a {mode} update cannot tell what travels; publish full."
         )
-    return [name for name in layout.tensors if is_reward_head(name) or name in adapted]
+    return {name for name in layout.tensors if is_reward_head(name) or name in adapted}
 
 
 def _check_state(state: Mapping[str, Tensor], names: Collection[str], layout: WeightLayout) -> None:
@@ -208,35 +175,24 @@ def _check_state(state: Mapping[str, Tensor], names: Collection[str], layout: We
             )
 
 
-def _shards(names: Collection[str], layout: WeightLayout, shard_bytes: int) -> list[list[str]]:
-    """Names by file. The head has one of its own, so that head updates afterwards leave all others alone."""
-    shards, room = [[name for name in names if is_reward_head(name)]], 0
-    for name in names:
-        if is_reward_head(name):
-            continue
-        size = layout.tensors[name].num_bytes
-        if len(shards) == 1 or size > room:
-            shards.append([])
-            room = shard_bytes
-        shards[-1].append(name)
-        room -= size
-    return [shard for shard in shards if shard]
+def _write_again(source: Path, target: Path, state: Mapping[str, Tensor]) -> None:
+    """Write a file of the served weights to `target`, those of its tensors that `state` has by its values."""
+    with safe_open(source, framework="pt") as file:
+        values = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+        for name in values.keys() & state.keys():
+            # Memory of its own: tied tensors are one, which safetensors refuses.
+            values[name] = torch.empty_like(values[name]).copy_(state[name].detach())
+            if not _is_finite(values[name]):
+                raise RequestError(
+                    f"{name} holds NaN or infinity as {values[name].dtype}: the training has diverged, or its values "
+                    "are too large for the served type. Publish the last good weights."
+                )
+        save_file(values, target, file.metadata())
 
 
-def _shard_values(state: Mapping[str, Tensor], names: Collection[str], layout: WeightLayout) -> dict[str, Tensor]:
-    """The tensors of one file, on the CPU, in the served type, each with memory of its own."""
-    values, seen = dict[str, Tensor](), set[int]()
-    for name in names:
-        value = state[name].detach().to(device="cpu", dtype=DTYPES[layout.tensors[name].dtype]).contiguous()
-        if not is_finite(value):
-            raise RequestError(
-                f"{name} holds NaN or infinity as {value.dtype}: the training has diverged, or its values are too "
-                "large for the served type. Publish the last good weights."
-            )
-        memory = value.untyped_storage().data_ptr()
-        values[name] = value.clone() if memory in seen else value  # tied tensors are one; safetensors refuses that
-        seen.add(memory)
-    return values
+def _is_finite(value: Tensor) -> bool:
+    known = value.float() if value.is_floating_point() and value.element_size() == 1 else value  # 8 bits know no NaN
+    return bool(torch.isfinite(known).all())
 
 
 def check_update(served: Path, folder_name: str, digest: str) -> Path:
@@ -261,25 +217,23 @@ def check_update(served: Path, folder_name: str, digest: str) -> Path:
             "update-*."
         )
     try:
-        _require_digest(folder / MANIFEST_FILE, digest)
+        _require(folder / MANIFEST_FILE, digest)
         expected = read_object(folder / MANIFEST_FILE) or {}
-        given = WeightLayout.read(folder)
-        _check_fit(folder, given, WeightLayout.read(served))  # before gigabytes are read
-        named = {*text_files(folder), *given.files, INDEX_FILE, MANIFEST_FILE}
-        if extra := {path.name for path in folder.iterdir()} - named:
+        layout = WeightLayout.read(served)
+        names = {*model_files(served), PREFERENCE_FILE}
+        if extra := {path.name for path in folder.iterdir()} - names - {MANIFEST_FILE}:
             raise RequestError(
-                f"update {folder_name} holds {some_names(sorted(extra))}, which no update has and vLLM might load "
-                "unchecked; write updates with write_update."
+                f"update {folder_name} holds {some_names(extra)}, which no update has and vLLM might load unchecked; "
+                "write updates with write_update."
             )
-        for name in [PREFERENCE_FILE, *(name for name in given.files if not _is_of(served, folder / name))]:
-            if name not in expected:
-                raise RequestError(
-                    f"update {folder_name} has no digest of {name}, which is no file of the served weights: they "
-                    "changed since it was written. Publish again."
-                )
-            _require_digest(folder / name, str(expected[name]))
-        for name in sorted({*text_files(folder), *text_files(served)} - {PREFERENCE_FILE}):
-            _require_digest(folder / name, file_digest(served / name))
+        if other := WeightLayout.read(folder).tensors.items() ^ layout.tensors.items():  # before gigabytes are read
+            raise RequestError(
+                f"update {folder_name} has {some_names({name for name, _ in other})} with another name, shape, type or "
+                "file than the served model: this is another model. Start a server for it."
+            )
+        for name in sorted(names):
+            may_differ = name in layout.files or name == PREFERENCE_FILE
+            _require(folder / name, expected.get(name) if may_differ else None, served / name)
     except (OSError, ModelError) as error:
         raise RequestError(
             f"update {folder_name!r:.80} cannot be read, or is not whole ({error}); make its files readable for the "
@@ -288,37 +242,41 @@ def check_update(served: Path, folder_name: str, digest: str) -> Path:
     return folder
 
 
-def _require_digest(path: Path, expected: str) -> None:
+def _require(path: Path, digest: object, served: Path | None = None) -> None:
+    """Make sure that a file is a plain one of this digest; where there is none, the same as the served one."""
     if not stat.S_ISREG(path.lstat().st_mode):
         raise RequestError(f"{path} is no plain file but a link or the like; write updates with write_update.")
+    if digest is None and served is not None:
+        if path.samefile(served):
+            return
+        digest = file_digest(served)
     found = file_digest(path)
-    if found != expected:
+    if found != digest:
         raise RequestError(
-            f"{path} has sha256 {found[:12]}, and {expected[:12]} is expected: it was cut short, changed or is of "
-            "another update. Publish again."
+            f"{path} has sha256 {found[:12]}, and {str(digest)[:12]} is expected: it was cut short, changed or is of "
+            "another update, or other weights are served since it was written. Publish again."
         )
 
 
-def _check_fit(folder: Path, given: WeightLayout, served: WeightLayout) -> None:
-    for what, names in (
-        ("holds", given.tensors.keys() - served.tensors.keys()),
-        ("lacks", served.tensors.keys() - given.tensors.keys()),
-    ):
-        if names:
-            raise RequestError(
-                f"update {folder.name} {what} {some_names(names)}, unlike the served model; publish its weights."
-            )
-    for name, spec in given.tensors.items():
-        was = served.tensors[name]
-        if (spec.shape, spec.dtype) != (was.shape, was.dtype):
-            raise RequestError(
-                f"update {folder.name} has {name} as {spec}, served is {was}: this is another model. Start a server "
-                "for it."
-            )
+def drop_left(weights_folder: Path, served: str = "", over: Collection[str] = ()) -> None:
+    """Remove the folders that no server and no publisher needs any more; what cannot be removed is said.
 
+    What a living publisher writes stays, and so does an update that may still be requested.
 
-def drop_stale(weights_folder: Path) -> None:
-    """Remove what an earlier server and its publishers, killed ones included, left in a weights folder."""
-    for folder in sorted(weights_folder.iterdir()):
-        if re.match(r"(\.?(served|update)-|\.merged)", folder.name) and folder.is_dir() and not folder.is_symlink():
-            shutil.rmtree(folder)
+    Args:
+        weights_folder: of the one server that publishes through it.
+        served: name of the folder that is served, if one is.
+        over: names of updates that nobody will request again.
+    """
+    given_up = time.time() - WAITING_SECONDS
+    try:
+        for folder in [*weights_folder.glob("served-*"), *weights_folder.glob("update-*")]:
+            is_old = folder.name in over or folder.name.startswith("served-") or folder.lstat().st_mtime < given_up
+            if folder.name != served and is_old and folder.is_dir() and not folder.is_symlink():
+                remove_folder(folder)
+        remove_abandoned(weights_folder, lambda name: name.startswith(("served-", "update-")))
+    except OSError as error:  # weights serve all the same
+        print(
+            f"warning: old weights in {weights_folder} could not be deleted ({error}); delete them by hand",
+            file=sys.stderr,
+        )

@@ -6,11 +6,10 @@ folder that only this user may enter, and nothing listens on the network.
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
+import signal
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,8 +26,8 @@ SCORING = ("--served-model-name", "reward", "--runner", "pooling", "--convert", 
 VLLM_VARIABLE = "RM_OPT_VLLM"
 VLLM_FOLDER = ".venv-vllm"
 START = Path(__file__).with_name("vllm_start.py")
-ENDING_SECONDS = 40.0
-"""The supervisor asks, waits 10 s, kills, and gives what is left another 15 + 15 s."""
+ENDING_SECONDS = 15.0
+"""Between the request to end and SIGKILL."""
 KEEP_ALIVE_SECONDS = 600
 """An idle connection is closed by our side first: one that vLLM closes just as a request leaves is a lost request."""
 LIFE_SIGN_SECONDS = 2.0
@@ -47,7 +46,7 @@ bound to cores), and how a stage takes a GPU's memory."""
 class EngineSettings:
     """How vLLM is started.
 
-    program: the Python of an environment with vLLM, or a `vllm` executable.
+    program: the Python of an environment with vLLM.
     dtype: what it computes in.
     max_seq_len: longest row in tokens, with what is generated.
     gpu_memory_share: of one GPU, for weights and cache; without a GPU unused.
@@ -64,13 +63,18 @@ class EngineSettings:
     start_timeout_s: float = 600.0
     request_timeout_s: float = 600.0
 
-    def command(self, folder: Path, socket: Path, task: Sequence[str]) -> list[str]:
-        """The command line for a checkpoint folder; `task` are the flags that say what vLLM is to do with it."""
-        program = str(self.program)
-        start = [program, "serve"] if self.program.name == "vllm" else [program, "-P", str(START), "--model"]
+    def command(self, folder: Path, socket: Path, task: Sequence[str], pipe: int) -> list[str]:
+        """The command line for a checkpoint folder.
+
+        Args:
+            folder: of the checkpoint.
+            socket: that vLLM listens at.
+            task: flags that say what vLLM is to do.
+            pipe: what it reads, for as long as it is to run.
+        """
         return [
-            *start,
-            str(folder),
+            *(str(self.program), "-P", str(START), str(pipe)),
+            *("--model", str(folder)),
             *task,
             *("--uds", str(socket)),
             *("--max-model-len", str(self.max_seq_len)),
@@ -92,10 +96,12 @@ def find_vllm(named: str | None = None) -> Path:
     given = named or os.environ.get(VLLM_VARIABLE)
     if given is not None:
         found = shutil.which(given)
+        if found is not None and Path(found).name == "vllm":  # a script of the Python next to it
+            found = shutil.which(Path(found).with_name("python"))
         if found is None:
             raise ConfigError(f"{given} is no program: name the Python of an environment with vLLM, or its `vllm`.")
         return Path(found)
-    program = Path(_package_root()) / VLLM_FOLDER / "bin" / "python"
+    program = Path(__file__).resolve().parents[2] / VLLM_FOLDER / "bin" / "python"
     if program.is_file():
         return program
     raise ConfigError(
@@ -107,13 +113,6 @@ def find_vllm(named: str | None = None) -> Path:
 
 class EngineFailure(ServingError):
     """vLLM answered that it failed."""
-
-
-def _lacks_files(error: BaseException | None) -> bool:
-    """Whether a connection failed because this process or machine has no open file left: that says nothing of vLLM."""
-    while error is not None and not isinstance(error, OSError):
-        error = error.__context__  # httpcore's pool raises from None
-    return error is not None and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class VllmProcess:
@@ -143,7 +142,6 @@ class VllmProcess:
         self._place = tempfile.TemporaryDirectory(prefix="rm-opt-vllm-")  # mode 0700; short, sockets allow 107 bytes
         socket = Path(self._place.name) / "s"
         read_end, self._lifeline = os.pipe()
-        supervisor = [sys.executable, "-P", "-m", "rmcore.serving.process_supervisor", str(read_end)]
         ours = {
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
@@ -158,13 +156,13 @@ class VllmProcess:
         try:
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    [*supervisor, *self.settings.command(folder, socket, self._task)],
+                    self.settings.command(folder, socket, self._task, read_end),
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=wanted | ours | cache | {"PYTHONPATH": _package_root()},
+                    env=wanted | ours | cache,
                     pass_fds=(read_end,),
-                    start_new_session=True,
+                    start_new_session=True,  # with a process group, and Ctrl-C is not for it
                 )
         finally:
             os.close(read_end)
@@ -205,14 +203,11 @@ class VllmProcess:
         return self._process.poll()
 
     async def is_healthy(self) -> bool:
-        """Whether vLLM answers that its engine is alive. It may be busy, so it has a minute to say so.
-
-        Where this process has no open file left to ask by, whether vLLM's process runs.
-        """
+        """Whether vLLM answers that its engine is alive. It may be busy, so it has a minute to say so."""
         try:
             return (await self._open_session.get("/health", timeout=60)).is_success
-        except httpx.TransportError as error:
-            return _lacks_files(error) and self.exit_status is None
+        except httpx.TransportError:
+            return False
 
     async def exited(self) -> int:
         """Wait until vLLM ends by itself, and give its status."""
@@ -232,10 +227,6 @@ class VllmProcess:
         except httpx.TimeoutException as error:
             raise ServingError(f"vLLM did not answer {route} in {self.settings.request_timeout_s:.0f} s.") from error
         except httpx.TransportError as error:
-            if _lacks_files(error):
-                raise NotReadyError(
-                    f"this process may open no more files, as {route} of vLLM needs: raise the limit (ulimit -n)."
-                ) from error
             raise NotReadyError(f"vLLM went away during {route} ({type(error).__name__}).") from error
         finally:
             answering.cancel()
@@ -258,11 +249,11 @@ class VllmProcess:
 
     async def kill(self) -> None:
         """End vLLM at once because its weights cannot be trusted; `exited` then tells."""
-        if self._lifeline >= 0:  # the supervisor waits at its other end
+        if self._lifeline >= 0:
             os.close(self._lifeline)
             self._lifeline = -1
         if self._process is not None:
-            await asyncio.to_thread(self._process.wait, ENDING_SECONDS)
+            await asyncio.to_thread(_end, self._process)
 
     async def stop(self) -> None:
         """End vLLM and all that it started; nothing where it does not run."""
@@ -274,6 +265,16 @@ class VllmProcess:
         if self._place is not None:
             self._place.cleanup()
             self._place = None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End vLLM and all of its process group, which may have outlived it."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(ENDING_SECONDS)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class VllmEngine(VllmProcess):
@@ -303,6 +304,17 @@ class VllmEngine(VllmProcess):
             raise ServingError(f"vLLM gave {len(rows)} results for {len(token_ids)} rows, or not one number a row.")
         return [float(row["probs"][0]) for row in rows]
 
+    async def metrics(self) -> bytes:
+        """What vLLM counts, as Prometheus text.
+
+        Raises:
+            NotReadyError: it is away.
+        """
+        try:
+            return (await self._open_session.get("/metrics")).content
+        except (httpx.TransportError, ServingError) as error:
+            raise NotReadyError(f"vLLM is away: {error}") from error
+
 
 def check(answer: httpx.Response, what: str) -> None:
     """Raise EngineFailure unless vLLM has done `what`."""
@@ -314,8 +326,3 @@ def check(answer: httpx.Response, what: str) -> None:
 def message(answer: httpx.Response) -> str:
     """Take vLLM's own message from an answer, shortened."""
     return answer.text[:500]
-
-
-def _package_root() -> str:
-    """Where the supervisor finds this package; a checkout need not be installed."""
-    return str(Path(__file__).resolve().parents[2])

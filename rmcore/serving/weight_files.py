@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
-from torch import Tensor
 
 from rmcore.core.errors import ModelError
 from rmcore.core.files import file_digest
@@ -21,8 +19,6 @@ from rmcore.models.seal import TEXT_FILES
 from rmcore.models.weight_files import INDEX_FILE, read_index
 
 WHOLE_FILE = "model.safetensors"
-CHUNK_VALUES = 4 << 20
-"""Looked at together when values are checked, so that no mask of a whole embedding is made."""
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -55,9 +51,6 @@ class TensorSpec:
     def num_bytes(self) -> int:
         """Bytes that its values take on disk."""
         return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
-
-    def __str__(self) -> str:
-        return f"{self.dtype} {list(self.shape)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,17 +137,26 @@ def text_files(folder: Path) -> list[str]:
     return found
 
 
-def folder_digest(folder: Path) -> str:
-    """sha256 in 64 hex digits over the sorted (name, sha256) of the files that make the model.
-
-    Every byte of the weights is read. Other files of the folder (logs, optimizer states, a README) do not count.
+def model_files(folder: Path) -> list[str]:
+    """Names of all files that make the model, sorted: weights, their index where there are several, and texts.
 
     Raises:
         ModelError: see `text_files` and `weight_files`.
     """
     weights = weight_files(folder)
     index = [] if weights == [WHOLE_FILE] else [INDEX_FILE]
-    pairs = [[name, file_digest(folder / name)] for name in sorted([*text_files(folder), *weights, *index])]
+    return sorted([*text_files(folder), *weights, *index])
+
+
+def folder_digest(folder: Path) -> str:
+    """sha256 in 64 hex digits over the (name, sha256) of `model_files`.
+
+    Every byte of the weights is read. Other files of the folder (logs, optimizer states, a README) do not count.
+
+    Raises:
+        ModelError: see `model_files`.
+    """
+    pairs = [[name, file_digest(folder / name)] for name in model_files(folder)]
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
@@ -184,17 +186,6 @@ def read_tensors(path: Path) -> dict[str, TensorSpec]:
     return found
 
 
-def copy_without(source: Path, target: Path, names: Collection[str]) -> None:
-    """Write `source` to `target` without some tensors, whose values are mapped and not held in memory.
-
-    Raises:
-        SafetensorError, OSError: `source` cannot be read, or `target` not written.
-    """
-    with safe_open(source, framework="pt") as file:
-        kept = {name: file.get_tensor(name) for name in file.keys() if name not in names}  # noqa: SIM118
-        save_file(kept, target, file.metadata())
-
-
 def write_index(folder: Path, files: Iterable[str]) -> None:
     """Write the index of a folder's safetensors files, as save_pretrained does."""
     specs = {name: spec for file in files for name, spec in read_tensors(folder / file).items()}
@@ -203,15 +194,6 @@ def write_index(folder: Path, files: Iterable[str]) -> None:
         "weight_map": {name: specs[name].file for name in sorted(specs)},
     }
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
-
-
-def is_finite(tensor: Tensor) -> bool:
-    """Whether no value is NaN or infinite; true of whole numbers."""
-    if not tensor.is_floating_point():
-        return True
-    # There is no isfinite for 8-bit types.
-    chunks = (chunk.float() if chunk.element_size() == 1 else chunk for chunk in tensor.reshape(-1).split(CHUNK_VALUES))
-    return all(bool(torch.isfinite(chunk).all()) for chunk in chunks)
 
 
 def some_names(names: Collection[str]) -> str:

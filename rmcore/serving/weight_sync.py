@@ -10,7 +10,6 @@ model, must come out the same -> requests continue, as the next version. Nothing
 is the signal that the new version serves. What fails on the way leaves the old version serving.
 """
 
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from rmcore.core.errors import ConfigError, ModelError, StoreError
+from rmcore.core.errors import ConfigError
 from rmcore.models import lora
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.client import RewardClient
@@ -51,11 +50,11 @@ class RMPublisherAdapter:
     def publish(self, rm: BradleyTerryRM) -> VersionInfo:
         """Have the server serve the present weights of `rm`. The model, its modes and random states stay as they are.
 
-        Where another publisher's weights are served meanwhile, which is said on stderr, it begins again once.
-
         Raises:
             ConfigError: mode lora without adapters, or the server's folder cannot be seen from here.
             RequestError: the tensors do not fit what is served, or are not finite; the old version serves on.
+            ModelError, StoreError: the update could not be written, as the disk is full or other weights are served
+                meanwhile.
             ServingError: the server failed or is away; its /health says what it serves.
         """
         if (self.mode == RewardModelTrainingMode.LORA) != rm.has_adapters and self.mode != RewardModelTrainingMode.FULL:
@@ -63,19 +62,7 @@ class RMPublisherAdapter:
                 f"mode={self.mode} does not fit a model {'with' if rm.has_adapters else 'without'} LoRA adapters: it "
                 "would leave out what was trained. Use lora with adapters, head_only or full without."
             )
-        served = self.client.version()
-        try:
-            update = self._write(rm, served)
-        except (ConfigError, ModelError, StoreError):
-            now = self.client.version()
-            if now.layout_folder == served.layout_folder:
-                raise
-            print(
-                f"warning: the served weights changed meanwhile, to version {now.weight_version}: another program "
-                f"publishes to {self.client.address}, too. This publication begins again.",
-                file=sys.stderr,
-            )
-            update = self._write(rm, now)
+        update = self._write(rm, self.client.version())
         self.version = self.client.publish(update, timeout_s=PUBLISH_SECONDS)
         return self.version
 

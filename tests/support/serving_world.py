@@ -39,11 +39,6 @@ def served_model(client) -> BradleyTerryRM:
     return BradleyTerryRM.from_pretrained(client.version().layout_folder, device="cpu")
 
 
-def num_restarts(raw) -> int:
-    [line] = [line for line in raw.get("/metrics").text.splitlines() if line.startswith("rm_engine_restarts ")]
-    return round(float(line.split()[1]))
-
-
 def engine_of(server) -> psutil.Process:
     """vLLM's engine; its API server is another process, which notices later that the engine is gone."""
     [engine] = [one for one, words in family(server.pid).items() if "EngineCore" in words[0]]

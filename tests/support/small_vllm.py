@@ -19,13 +19,15 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from socketserver import ThreadingUnixStreamServer
 
+from rmcore.serving.vllm_start import end_with_starter
+
 VOCABULARY = 1024
 POISON = 666
 
 
 def make_program(place: Path) -> Path:
     """An executable that `EngineSettings` takes for vLLM's."""
-    program = place / "vllm"
+    program = place / "python"
     program.write_text(f'#!/bin/sh\nexec {shlex.join([sys.executable, __file__, str(place)])} "$@"\n')
     program.chmod(0o755)
     return program
@@ -123,7 +125,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def main() -> None:
-    place, _, folder, *flags = sys.argv[1:]
+    place, _, _, pipe, _, folder, *flags = sys.argv[1:]
+    threading.Thread(target=end_with_starter, args=(int(pipe),), daemon=True).start()
     socket, limit = (flags[flags.index(name) + 1] for name in ("--uds", "--max-model-len"))
     is_generator = "generate" in flags
     Server(Path(place), Path() if is_generator else Path(folder), socket, int(limit)).serve_forever()

@@ -232,7 +232,7 @@ def create_vllm_policy_publisher(
     Args:
         policy: the folder or hub model that the training starts from; configuration and tokenizer are read from it.
         max_seq_len: tokens of a prompt with its response, at most.
-        vllm: the Python of an environment with vLLM, or a `vllm` executable; None looks for one (`find_vllm`).
+        vllm: the Python of an environment with vLLM, or its `vllm`; None looks for one (`find_vllm`).
         device: auto, cpu or cuda: what that vLLM was built for.
 
     Raises:

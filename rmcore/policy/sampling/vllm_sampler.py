@@ -47,7 +47,7 @@ class VllmSampler:
     """Starts vLLM for a call and ends it after.
 
     Args:
-        program: the Python of an environment with vLLM, or a `vllm` executable (`find_vllm`).
+        program: the Python of an environment with vLLM (`find_vllm`).
         device: what that vLLM was built for; it decides precision and compilation.
     """
 

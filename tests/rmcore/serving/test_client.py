@@ -84,16 +84,6 @@ def test_concurrency_is_reached_and_never_exceeded_over_all_threads(server):
     assert server.num_connections <= 3
 
 
-def test_one_connection_serves_all_calls_that_follow_each_other(server):
-    with RewardClient(server.address, max_concurrency=1, batch_size=2) as client:
-        for _ in range(3):
-            client.score(rows(5))
-            client.health()
-            client.version()
-    assert len(server.seen) == 15
-    assert server.num_connections == 1
-
-
 @pytest.mark.slow
 @settings(max_examples=15)
 @given(batch_size=st.integers(1, 5), bad=st.integers(0, 12))
@@ -113,26 +103,6 @@ def test_a_field_is_named_by_its_place_in_the_callers_list_by_the_server_and_bef
         server.behave = refuse
         with pytest.raises(RequestError, match=rf"refused inputs\.{bad}\.response here"):
             ask(server.address, lambda c: c.score(rows(13)), batch_size=batch_size)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [
-        ("text", r"inputs is one str.*write \[it\]"),
-        ([""], "inputs.0: String should have at least 1 character"),
-        ([None], "inputs.0: it is none of a text, messages"),
-        (["\ud800"], "inputs.0: Input should be a valid string"),
-        ([[1, -1]], "inputs.0.1: Input should be greater"),
-        ([{"prompt": [{"role": "user"}], "response": ""}], "inputs.0.prompt.0.content: Field required"),
-        ([{"prompt": "p", "response": "r", "respons": "r"}], "inputs.0.respons: Extra inputs"),
-    ],
-)
-def test_what_is_wrong_with_inputs_or_a_setting_is_said(server, ask, wrong, said):
-    with pytest.raises(RequestError, match=said):
-        ask(server.address, lambda c: c.score(wrong))
-    with pytest.raises(RequestError, match="policy_version: Input should be greater"):
-        ask(server.address, lambda c: c.score(["a"], policy_version=-1))
-    assert server.seen == []
 
 
 @pytest.mark.slow

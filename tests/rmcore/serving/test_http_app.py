@@ -1,6 +1,9 @@
 """The reward server's token ids are those of the library, for each form of input, with control tokens typed in them."""
 
+import select
+import socket
 import time
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import anyio
@@ -9,11 +12,11 @@ import pytest
 from fastapi.testclient import TestClient
 from scipy.special import expit
 
+from machine import PATIENCE_S
 from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message, as_json
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.policy.grpo.group_reward import one_step, rollout_texts
-from rmcore.serving import http_app
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.scorer import as_dialogue
@@ -22,6 +25,7 @@ from rmcore.serving.types import PoolingType, RewardModelTrainingMode, ScoringRe
 from rmcore.serving.vllm_process import EngineSettings, VllmEngine
 from tests.support.chat_templates import NO_TOOLS, QWEN3
 from tests.support.turn_fields import TOOLS_TURN
+from torch_engine import answering_with
 
 TYPED = "a<|im_end|>\n<|im_start|>system\nb"
 
@@ -74,6 +78,24 @@ def test_a_text_of_megabytes_is_refused_before_it_is_tokenized(door, over_length
         assert time.process_time() - began < 5
 
 
+def test_slow_bodies_together_take_no_more_memory_than_they_may(rm, tmp_path):
+    """Two that would be read alone: one is refused while the other is sent, and that one is answered."""
+    body = b'{"inputs": [[1]]}'.ljust(1000)
+    head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer t\r\nContent-Length: {len(body)}\r\n"
+    settings = {"max_body_bytes": 1000, "max_reading_bytes": 1500, "body_seconds": PATIENCE_S / 2}
+    with answering_with(rm, tmp_path, token="t", **settings) as app, ExitStack() as both:
+        address = ("127.0.0.1", app.port)
+        slow = [both.enter_context(closing(socket.create_connection(address, PATIENCE_S))) for _ in range(2)]
+        for one in slow:
+            one.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body[:900])
+        refused = select.select(slow, [], [], PATIENCE_S)[0]
+        assert [one.recv(2**16).split()[1] for one in refused] == [b"429"]
+        [left] = [one for one in slow if one not in refused]
+        left.sendall(body[900:])
+        assert left.recv(2**16).split()[1] == b"200"
+        assert app._reading_bytes == 0
+
+
 ASKS_LAST = b'{"inputs":[[1],[{"role":"assistant","content":"a"},{"role":"user","content":"b"}]]}'
 
 
@@ -89,20 +111,16 @@ ASKS_LAST = b'{"inputs":[[1],[{"role":"assistant","content":"a"},{"role":"user",
         (b'{"inputs": [[1]]}', "application/json", 503, None),
     ],
 )
-def test_every_refusal_names_its_field_and_is_counted(door, content, kind, status, field):
+def test_every_refusal_names_its_field(door, content, kind, status, field):
     client = guarded(door)
     answer = client.post("/score", content=content, headers={"Content-Type": kind})
     assert (answer.status_code, answer.json()["field"]) == (status, field), answer.text
     assert ("Retry-After" in answer.headers) == (status in (429, 503))
-    assert client.get("/nothing").status_code == 404
-    counted = [line for line in client.get("/metrics").text.splitlines() if "requests_total{" in line]
-    assert counted == [f'rm_requests_total{{path="/score",status="{status}"}} 1.0']
 
 
 def tokenized(door, *inputs):
     """What is between a request and vLLM."""
-    asked = ScoringRequest.model_validate({"inputs": inputs})
-    return [side for rows in door._slices(asked) for side in door._tokenize(asked, rows)]
+    return door._tokenize(ScoringRequest.model_validate({"inputs": inputs}))
 
 
 def test_typed_control_tokens_are_text_at_the_door_as_in_the_library(door, rm):
@@ -114,16 +132,6 @@ def test_typed_control_tokens_are_text_at_the_door_as_in_the_library(door, rm):
     assert sides == rm.renderer.tokenize_sides([(TYPED, TYPED), (dialogue, TYPED)])
     end = rm.tokenizer.eos_token_id
     assert [side.ids.count(end) for side in sides] == [2, 4]
-
-
-def test_a_long_request_is_tokenized_in_slices_as_in_one(door, monkeypatch):
-    """Between two of them the other requests have their turn."""
-    inputs = ["a" * 30, [1, 2], {"prompt": "b" * 10, "response": "c" * 10}, "d", [3], "e" * 70, "f", [4]]
-    whole = tokenized(door, *inputs)
-    monkeypatch.setattr(http_app, "SLICE_CHARACTERS", 40)
-    slices = door._slices(ScoringRequest.model_validate({"inputs": inputs}))
-    assert slices == [range(3), range(3, 6), range(6, 8)]
-    assert tokenized(door, *inputs) == whole
 
 
 def test_a_normalised_reward_is_the_probability_that_the_checkpoints_beta_gives(door, monkeypatch):

@@ -37,13 +37,13 @@ def test_the_checkpoints_own_text_is_taken_without_a_word(renderer):
 
 
 @pytest.mark.parametrize("name", WITH_BOS)
-def test_a_second_bos_is_left_out_and_said(renderer):
+def test_a_second_bos_is_left_out(renderer):
     rendered, text = Rendered(renderer), renderer.render(*PAIR)
     bos = renderer.tokenizer.bos_token
     [side] = renderer.tokenize_sides([PAIR])
     for extra in (1, 2):
         reading = rendered.text(bos * extra + text)
-        assert [f"begins with {extra + 1} BOS" in one for one in reading.warnings] == [True]
+        assert reading.warnings == ()
         assert renderer.tokenize_texts([reading.given]) == [side]
     bare = text.removeprefix(bos)
     assert "does not begin with the BOS" in rendered.text(bare).warnings[0]
@@ -54,7 +54,7 @@ def test_a_bos_that_the_template_does_not_write_is_said(rm):
     begin_with_bos(rm.tokenizer)
     renderer = renderer_of(rm, "GPT_OSS")
     text = renderer.render(*PAIR)
-    assert "trained without one" in Rendered(renderer).text(rm.tokenizer.bos_token + text).warnings[0]
+    assert "begins with a BOS" in Rendered(renderer).text(rm.tokenizer.bos_token + text).warnings[0]
 
 
 def test_an_answer_without_its_end_is_said_and_stays_so(renderer, name):
@@ -97,9 +97,7 @@ def test_a_prompt_that_only_mentions_a_template_is_a_users_text(rm):
     asked = "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
     for thought in ("", "<think>\n", "<think>\n\n</think>\n\n"):
         assert rendered.pair(asked + thought, "Yes.<|im_end|>").given == asked + thought + "Yes.<|im_end|>"
-    stray = rendered.pair("Hi", "Yes.<|eot_id|>")
-    assert stray.given == {"prompt": "Hi", "response": "Yes."}
-    assert "<|eot_id|>, which ends no turn" in stray.warnings[0]
+    assert rendered.pair("Hi", "Yes.<|eot_id|>").given == {"prompt": "Hi", "response": "Yes."}
 
 
 def test_a_prompt_of_the_plain_format_is_known_by_the_line_before_its_response(rm):

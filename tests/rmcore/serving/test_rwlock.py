@@ -6,12 +6,12 @@ import random
 import pytest
 
 from machine import PATIENCE_S
-from rmcore.serving.served import ReadWriteLock
+from rmcore.serving.served import Gate
 
 
 async def drive(seed: int, cancel: bool) -> list[tuple[int, int]]:
     """Readers and writers in a random order; the number of both inside at each entry."""
-    gate, rng, inside, seen = ReadWriteLock(), random.Random(seed), {"shared": 0, "alone": 0}, []  # noqa: S311
+    gate, rng, inside, seen = Gate(), random.Random(seed), {"shared": 0, "alone": 0}, []  # noqa: S311
 
     async def visit(kind: str) -> None:
         await asyncio.sleep(rng.random() / 200)

@@ -1,7 +1,6 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
 
 from rmcore.core.errors import NotReadyError, RequestError
 from rmcore.data.pair import Message
@@ -111,18 +110,3 @@ def test_a_rollout_that_cannot_be_scored_is_named_before_anything_is_sent(server
         RewardModelScorer(client, render_fn=lambda rollout: "x" * (rollout.meta["id"] != 1)).score(rollouts(2))
     assert server.seen == []
     assert [rollout.meta for rollout in scored] == [{"id": 0}, {"id": 1}, {"id": 2}, {"id": 3}, {}, {"id": 0}]
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"prompt": "p"},
-        {"prompt": "p", "completion": None},
-        {"prompt": None, "completion": "c"},
-        {"prompt": [{"role": "user"}], "completion": "c"},
-        {"prompt": "p", "completion": "c", "reward": 1.0},
-    ],
-)
-def test_a_step_that_is_none_cannot_be_made(fields):
-    with pytest.raises(ValidationError):
-        Step(**fields)

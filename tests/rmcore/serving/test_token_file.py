@@ -1,10 +1,12 @@
 """A reward server's token reaches the clients of its user, at the server's own address, and no one else."""
 
 import stat
+import sys
 
 import pytest
 
 from rmcore.core.errors import ServingError
+from rmcore.serving import command
 from rmcore.serving.client import RewardClient
 from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.token_file import find_token, kept_token
@@ -59,7 +61,7 @@ def test_a_token_that_cannot_be_kept_or_read_is_said_with_what_to_do(home):
     path.parent.rmdir()
     path.parent.touch()
     with pytest.raises(ServingError, match=r"cannot be kept .*: set a token of your own in RM_OPT_TOKEN"):
-        kept_token(ADDRESS, "secret").__enter__()
+        command.serve("/no/such/checkpoint", port=0, vllm=sys.executable)  # before it looks for a model
 
 
 def test_every_server_has_a_token_of_its_own_and_shows_it_nowhere():

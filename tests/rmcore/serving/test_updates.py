@@ -1,23 +1,26 @@
-"""An update as a folder: what a trainer writes is what travels, and a server takes nothing else."""
+"""The folders that vLLM loads: whole or not there, whatever fails; what a trainer writes is what travels, and a server
+takes nothing else.
+"""
 
+import fcntl
 import json
 import os
-from types import SimpleNamespace
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+import transformers as hf
 from safetensors.torch import load_file, save_file
 
-import serving_world as world
-from rmcore.core.errors import ConfigError, RequestError
+from machine import largest_file
+from rmcore.core.errors import ModelError, RequestError, StoreError
 from rmcore.core.files import file_digest
-from rmcore.models.seal import PREFERENCE_FILE
+from rmcore.models.seal import PREFERENCE_FILE, read_beta
+from rmcore.models.weight_files import INDEX_FILE
 from rmcore.serving.types import RewardModelTrainingMode as Mode
-from rmcore.serving.updates import MANIFEST_FILE, UpdateRef, check_update, write_update
-from rmcore.serving.weight_files import WeightLayout, write_index
-from rmcore.serving.weight_sync import RMPublisherAdapter
+from rmcore.serving.updates import MANIFEST_FILE, UpdateRef, check_update, drop_left, stage_checkpoint, write_update
+from rmcore.serving.weight_files import WHOLE_FILE, WeightLayout, folder_digest, write_index
 
 SHAPES = {"embed.weight": (8, 4), "layer.q.weight": (4, 4), "layer.norm": (4,), "steps": (), "score.weight": (1, 4)}
 ADAPTED = ["layer.q.weight"]
@@ -32,28 +35,32 @@ def draw_state(seed, dtype=torch.float32):
 
 @pytest.fixture
 def served(tmp_path):
-    """A folder that is served in bfloat16, with its head in float32 and in the same file."""
+    """A folder that is served in bfloat16, with its head in float32 next to the norm."""
     folder = tmp_path / "weights" / "served-000001"
     folder.mkdir(parents=True)
     state = draw_state(0, torch.bfloat16)
-    save_file(state | {"score.weight": state["score.weight"].float()}, folder / "model.safetensors", {"format": "pt"})
+    last = {"layer.norm": state.pop("layer.norm"), "score.weight": state.pop("score.weight").float()}
+    for name, tensors in (("model-1.safetensors", state), ("model-2.safetensors", last)):
+        save_file(tensors, folder / name, {"format": "pt"})
+    write_index(folder, ["model-1.safetensors", "model-2.safetensors"])
     (folder / "config.json").write_text("{}")
     return folder
 
 
 def content(folder):
-    """Everything below a folder, without the lock, which is always empty and always stays."""
-    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("[!.]*")} | {
-        p.name: None for p in folder.glob(".*") if p.name != ".lock"
-    }
+    return {str(p.relative_to(folder)): p.read_bytes() if p.is_file() else None for p in folder.rglob("[!.]*")}
 
 
 def values(folder):
     return {name: tensor for path in folder.glob("*.safetensors") for name, tensor in load_file(path).items()}
 
 
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
 @pytest.mark.parametrize("mode", Mode)
-def test_what_travels_is_the_modes_tensors_in_the_served_types_and_the_rest_is_as_it_was(served, mode):
+def test_what_travels_is_the_modes_tensors_in_the_served_types_and_files_without_any_are_links(served, mode):
     before, state = values(served), draw_state(1) | {"lm_head.extra": torch.ones(2)}
     ref = write_update(served, state, mode, changed=ADAPTED)
     folder = check_update(served, ref.folder_name, ref.digest)
@@ -63,9 +70,9 @@ def test_what_travels_is_the_modes_tensors_in_the_served_types_and_the_rest_is_a
         expected = state[name].to(before[name].dtype) if name in TRAVELS[mode] else before[name]
         assert tensor.dtype == before[name].dtype
         assert torch.equal(tensor, expected)
-    [head] = [path for path in folder.glob("*.safetensors") if "score.weight" in load_file(path)]
-    assert load_file(head).keys() == {"score.weight"}
-    assert {path.name for path in served.parent.iterdir()} == {served.name, folder.name}
+    linked = {file.name for file in folder.glob("model-*") if file.samefile(served / file.name)}
+    assert linked == ({"model-1.safetensors"} if mode == Mode.HEAD_ONLY else set())
+    assert names(served.parent) == [served.name, folder.name]
 
 
 def test_tensors_may_be_tied_transposed_cut_out_of_others_or_trained(tmp_path):
@@ -73,29 +80,12 @@ def test_tensors_may_be_tied_transposed_cut_out_of_others_or_trained(tmp_path):
     shapes = {"embed": (6, 4), "tied": (6, 4), "turned": (4, 6), "top": (2, 4), "end": (2, 4), "score.weight": (1, 4)}
     folder.mkdir()
     (folder / "config.json").write_text("{}")
-    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / "model.safetensors")
+    save_file({name: torch.zeros(shape) for name, shape in shapes.items()}, folder / WHOLE_FILE)
     state = {"embed": shared, "tied": shared, "turned": shared.T, "top": shared[:2], "end": shared[4:]}
     state["score.weight"] = torch.nn.Parameter(torch.randn(4, 1)).T
     found = values(tmp_path / write_update(folder, state, Mode.FULL).folder_name)
     assert found.keys() == shapes.keys()
     assert all(torch.equal(found[name], state[name]) for name in found)
-
-
-@pytest.mark.slow
-@settings(max_examples=30)  # each update is synced to disk
-@given(shard_bytes=st.integers(1, 200))
-def test_no_file_is_larger_than_allowed_and_the_head_is_alone(tmp_path_factory, shard_bytes):
-    folder = tmp_path_factory.mktemp("sharded") / "served-000001"
-    folder.mkdir()
-    (folder / "config.json").write_text("{}")
-    save_file(draw_state(0), folder / "model.safetensors")
-    ref = write_update(folder, draw_state(1), Mode.FULL, shard_bytes=shard_bytes)
-    layout = WeightLayout.read(check_update(folder, ref.folder_name, ref.digest))
-    assert layout.tensors.keys() == SHAPES.keys()
-    for file in layout.files:
-        held = layout.names(file)
-        assert sum(layout.tensors[name].num_bytes for name in held) <= shard_bytes or len(held) == 1
-        assert ("score.weight" in held) == (held == {"score.weight"})
 
 
 def with_value(name, value):
@@ -111,12 +101,9 @@ def with_value(name, value):
         pytest.param(
             draw_state(1) | {"layer.norm": torch.ones(3)}, {}, r"norm has shape \[3\].*served as \[4\]", id="shape"
         ),
-        pytest.param(draw_state(1) | {"layer.norm": torch.ones(1, 4)}, {}, "another model", id="rank"),
         pytest.param(draw_state(1) | {"steps": torch.tensor(1.0)}, {}, "no cast is meant", id="type"),
         pytest.param(with_value("embed.weight", float("nan")), {}, "embed.weight holds NaN", id="NaN"),
-        pytest.param(
-            with_value("score.weight", -float("inf")), {"mode": Mode.HEAD_ONLY}, "score.weight holds", id="inf"
-        ),
+        pytest.param(with_value("layer.norm", 3.4e38), {}, r"norm holds NaN or infinity as torch\.bfloat16", id="inf"),
         pytest.param(draw_state(1), {"mode": Mode.LORA}, "changed names nothing", id="no adapters"),
         pytest.param(draw_state(1), {"mode": Mode.LORA, "changed": ["layer.q"]}, "changed names layer.q,", id="layer"),
     ],
@@ -124,28 +111,26 @@ def with_value(name, value):
 def test_a_state_that_cannot_be_served_is_not_published(served, state, settings, says):
     with pytest.raises(RequestError, match=says):
         write_update(served, state, **{"mode": Mode.FULL} | settings)
-    assert [path.name for path in served.parent.iterdir()] == [served.name]
+    assert names(served.parent) == [served.name]
 
 
-@pytest.mark.parametrize(
-    ("served_as", "state", "mode", "says"),
-    [
-        ({f"layer.{i}": torch.ones(1) for i in range(8)}, {}, Mode.FULL, r"lacks layer\.0, .*, layer\.4 and 3 more"),
-        ({"layer.0": torch.ones(1)}, {}, Mode.HEAD_ONLY, "no reward head"),
-        (
-            {"score.weight": torch.ones(1, dtype=torch.float16)},
-            {"score.weight": torch.tensor([7e4])},
-            Mode.FULL,
-            r"NaN or infinity as torch\.float16",
-        ),
-    ],
-)
-def test_a_state_that_does_not_fit_this_model_is_not_published(tmp_path, served_as, state, mode, says):
-    save_file(served_as, tmp_path / "model.safetensors")
+def test_a_model_without_a_head_by_name_is_published_whole_alone(tmp_path):
+    save_file({f"layer.{i}": torch.ones(1) for i in range(8)}, tmp_path / WHOLE_FILE)
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(RequestError, match=says):
-        write_update(tmp_path, state, mode)
-    assert not list(tmp_path.parent.glob("*update-*"))
+    with pytest.raises(RequestError, match="no reward head"):
+        write_update(tmp_path, {}, Mode.HEAD_ONLY)
+    with pytest.raises(RequestError, match=r"lacks layer\.0, .*, layer\.4 and 3 more"):
+        write_update(tmp_path, {}, Mode.FULL)
+
+
+def test_an_update_brings_its_beta_and_leaves_the_served_one_alone(served):
+    """Left out, it is the served model's; a folder before it keeps its own, although files are links."""
+    folders = [served]
+    for beta in (0.25, None, 2.0):
+        ref = write_update(folders[-1], draw_state(1), Mode.HEAD_ONLY, beta=beta)
+        folders.append(check_update(folders[-1], ref.folder_name, ref.digest))
+    assert [read_beta(folder) for folder in folders] == [1.0, 0.25, 0.25, 2.0]
+    assert folder_digest(folders[2]) != folder_digest(folders[3])
 
 
 def file_of(folder, name):
@@ -159,17 +144,14 @@ def patched(path, edit):
     path.write_bytes(content)
 
 
-def announced(folder):
-    """What a publisher that lies would announce: the digests of what is there now."""
+def replaced(folder, **tensors):
+    """What a publisher that lies would announce: other tensors, and the digests of what is there then."""
+    save_file({name.replace("__", "."): tensor for name, tensor in tensors.items()}, file_of(folder, "score.weight"))
+    (folder / INDEX_FILE).unlink()
+    write_index(folder, [path.name for path in folder.glob("*.safetensors")])
     digests = {path.name: file_digest(path) for path in [*folder.glob("*.safetensors"), folder / PREFERENCE_FILE]}
     (folder / MANIFEST_FILE).write_text(json.dumps(digests))
     return UpdateRef(folder.name, file_digest(folder / MANIFEST_FILE))
-
-
-def replaced(folder, **tensors):
-    save_file({name.replace("__", "."): tensor for name, tensor in tensors.items()}, file_of(folder, "score.weight"))
-    write_index(folder, [path.name for path in folder.glob("*.safetensors")])
-    return announced(folder)
 
 
 def linked(path):
@@ -177,26 +159,27 @@ def linked(path):
     os.symlink(path.parent.parent / "aside", path)
 
 
-ONES = torch.ones(1, 4)
+ONES, NORM = torch.ones(1, 4), torch.ones(4, dtype=torch.bfloat16)
 LIES = {
     "truncated": (lambda f: patched(file_of(f, "embed.weight"), lambda b: b[:-8]), "cannot be read"),
     "flipped": (lambda f: patched(file_of(f, "score.weight"), lambda b: b[:-1] + bytes([b[-1] ^ 1])), "cut short"),
     "manifest changed": (lambda f: patched(f / MANIFEST_FILE, lambda b: b + b" "), "is expected"),
     "no digest": (lambda f: (f / MANIFEST_FILE).write_text("{}") and UpdateRef(f.name, file_digest(f / MANIFEST_FILE)),
-                  "has no digest of"),
+                  "other weights are served since"),
     "file gone": (lambda f: file_of(f, "score.weight").unlink(), "cannot be read"),
     "manifest gone": (lambda f: (f / MANIFEST_FILE).unlink(), "cannot be read"),
     "linked file": (lambda f: linked(file_of(f, "score.weight")), "is a link"),
     "linked manifest": (lambda f: linked(f / MANIFEST_FILE), "no plain file"),
-    "unknown name": (lambda f: replaced(f, score__weight=ONES, x__y=torch.ones(1)), "holds x.y, unlike"),
-    "missing name": (lambda f: replaced(f, score__bias=ONES), "unlike the served model"),
-    "shape": (lambda f: replaced(f, score__weight=torch.ones(2, 4)), r"F32 \[2, 4\], served is F32 \[1, 4\]"),
-    "type": (lambda f: replaced(f, score__weight=ONES.half()), r"F16 \[1, 4\], served is F32"),
+    "linked text": (lambda f: linked(f / "config.json"), "no plain file"),
+    "unknown name": (lambda f: replaced(f, layer__norm=NORM, score__weight=ONES, x__y=torch.ones(1)), "has x.y with"),
+    "missing name": (lambda f: replaced(f, layer__norm=NORM, score__bias=ONES), "has score.bias, score.weight with"),
+    "shape": (lambda f: replaced(f, layer__norm=NORM, score__weight=torch.ones(2, 4)), "has score.weight with another"),
+    "type": (lambda f: replaced(f, layer__norm=NORM, score__weight=ONES.half()), "has score.weight with another"),
     "another configuration": (lambda f: patched(f / "config.json", lambda b: b'{"a": 1}'), "config.json has sha256"),
     "another scale": (lambda f: patched(f / PREFERENCE_FILE, lambda b: b + b" "), f"{PREFERENCE_FILE} has sha256"),
     "unnamed weights": (lambda f: save_file({"x": ONES}, f / "x.safetensors"), "holds x.safetensors, which no update"),
     "unnamed modules": (lambda f: (f / "modules.json").write_text("[]") and None, "holds modules.json, which no"),
-    "code": (lambda f: (f / "modeling.py").write_text("import os") and None, "cannot be read"),
+    "code": (lambda f: (f / "modeling.py").write_text("import os") and None, "holds modeling.py, which no"),
 }  # fmt: skip
 
 
@@ -213,11 +196,9 @@ def test_an_update_that_is_not_what_it_says_is_refused(served, lie):
 
 def test_an_update_of_what_is_served_no_longer_is_refused(served):
     """The tensors that did not travel would be those of before."""
-    first = write_update(served, draw_state(1), Mode.HEAD_ONLY)
-    served = check_update(served, first.folder_name, first.digest)
     full, head = (write_update(served, draw_state(3), mode) for mode in (Mode.FULL, Mode.HEAD_ONLY))
     served = check_update(served, full.folder_name, full.digest)
-    with pytest.raises(RequestError, match="they changed since it was written"):
+    with pytest.raises(RequestError, match="other weights are served since it was written"):
         check_update(served, head.folder_name, head.digest)
 
 
@@ -226,7 +207,6 @@ def test_an_update_of_what_is_served_no_longer_is_refused(served):
     [
         "../x",
         "..",
-        ".",
         "",
         "/etc",
         "update-x/../..",
@@ -245,33 +225,131 @@ def test_only_a_folder_directly_below_is_an_update(served, name):
     assert len(str(caught.value)) < 500
 
 
-class Far:
-    """A server as its publisher sees it, which serves a next folder each time that it is requested."""
-
-    address = "http://127.0.0.1:8100"
-
-    def __init__(self, *folders):
-        self.folders, self.num_asked, self.update = folders, 0, None
-
-    def version(self):
-        folder = self.folders[min(self.num_asked, len(self.folders) - 1)]
-        self.num_asked += 1
-        return SimpleNamespace(
-            weight_version=self.num_asked, weights_folder=str(folder.parent), layout_folder=str(folder), dtype="float32"
-        )
-
-    def publish(self, update, timeout_s):
-        self.update = update
-        return self.version()
+SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
+CONFIGS = {
+    "qwen2": hf.Qwen2Config(num_key_value_heads=1, pad_token_id=0, num_labels=1, tie_word_embeddings=True, **SMALL),
+    "bert": hf.BertConfig(num_labels=1, **SMALL),
+}
 
 
-def test_where_another_publishers_weights_are_served_meanwhile_a_publication_begins_again(tmp_path, capsys):
-    rm = world.new_model(1)
-    gone, served = tmp_path / "served-000001", tmp_path / "served-000002"
-    rm.save(served)
-    far = Far(gone, served)
-    RMPublisherAdapter(far, Mode.FULL).publish(rm)
-    assert check_update(served, far.update.folder, far.update.digest).is_dir()
-    assert "the served weights changed meanwhile, to version 2" in capsys.readouterr().err
-    with pytest.raises(ConfigError, match="is not to be seen"):
-        RMPublisherAdapter(Far(gone), Mode.FULL).publish(rm)
+def make_model(kind, dtype="float32", seed=0):
+    torch.manual_seed(seed)
+    return hf.AutoModelForSequenceClassification.from_config(CONFIGS[kind], dtype=getattr(torch, dtype))
+
+
+def save_model(folder, kind, shard, dtype="float32"):
+    make_model(kind, dtype).save_pretrained(folder, max_shard_size=shard)
+    (folder / "rm_rendering.json").write_text("{}")
+    (folder / "optimizer.pt").write_bytes(b"not the model")
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "shard", "dtype"), [("qwen2", "4KB", "bfloat16"), ("bert", "5GB", "float32")])
+def test_transformers_loads_exactly_the_base_and_what_travelled(kind, shard, dtype, tmp_path):
+    folder = tmp_path / "weights" / "served-000001"
+    stage_checkpoint(save_model(tmp_path / "model", kind, shard, dtype), folder)
+    expected = values(folder)
+    for seed, mode in enumerate((Mode.HEAD_ONLY, Mode.LORA, Mode.FULL, Mode.HEAD_ONLY), start=1):
+        state = make_model(kind, seed=seed).state_dict()
+        changed = [name for name in state if any(part in name for part in ("q_proj.weight", "query.weight"))]
+        ref = write_update(folder, state, mode, changed=changed)
+        folder = check_update(folder, ref.folder_name, ref.digest)
+        heads = {name for name in expected if name.startswith(("score.", "classifier."))}
+        for name in expected if mode is Mode.FULL else heads | (set(changed) if mode is Mode.LORA else set()):
+            expected[name] = state[name].to(expected[name].dtype)
+    loaded, info = hf.AutoModelForSequenceClassification.from_pretrained(folder, dtype="auto", output_loading_info=True)
+    assert not any(info.values())
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    assert {"config.json", "rm_rendering.json"} <= set(names(folder))
+    assert "optimizer.pt" not in names(folder)
+
+
+@pytest.mark.parametrize("shard", ["5GB", "4KB"])
+def test_a_staged_checkpoint_outlives_what_its_owner_does(tmp_path, tiny_folder, shard):
+    source, folder = save_model(tmp_path / "model", "qwen2", shard), tmp_path / "new" / "weights" / "served-000001"
+    for path in tiny_folder.glob("tokenizer*"):
+        shutil.copy(path, source)
+    (source / "old.safetensors").write_bytes(b"of an older model, in no index")
+    (source / "modules.json").write_text("[]")
+    digest = folder_digest(source)
+    stage_checkpoint(source, folder)
+    assert all(os.path.samefile(source / file, folder / file) for file in WeightLayout.read(folder).files)
+    assert set(names(source)) - set(names(folder)) == {"old.safetensors", "modules.json", "optimizer.pt"}
+    make_model("qwen2", seed=9).save_pretrained(source, max_shard_size=shard)  # replaced
+    (source / "config.json").write_text("edited in place")
+    assert folder_digest(folder) == digest != folder_digest(source)
+    shutil.rmtree(source)
+    assert folder_digest(folder) == digest
+    assert hf.AutoTokenizer.from_pretrained(folder)("a b").input_ids
+
+
+def test_links_of_the_hubs_cache_are_followed(tmp_path):
+    cached = tmp_path / "models--someone--model"
+    blobs, snapshot = save_model(cached / "blobs", "qwen2", "4KB"), cached / "snapshots" / "0123456789abcdef"
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(Path("../..") / "blobs" / path.name)
+    stage_checkpoint(snapshot, tmp_path / "weights" / "served-000001")
+    assert not any(path.is_symlink() for path in (tmp_path / "weights" / "served-000001").iterdir())
+    shutil.rmtree(blobs)
+    assert folder_digest(tmp_path / "weights" / "served-000001")
+
+
+def test_across_file_systems_files_are_copied(tmp_path, served):
+    shared = Path("/dev/shm")  # always there on Linux, and of memory
+    if not shared.is_dir() or shared.stat().st_dev == tmp_path.stat().st_dev:
+        pytest.skip("there is one file system only")
+    weights = shared / f"weights-{os.getpid()}"
+    try:
+        stage_checkpoint(served, weights / served.name)
+        shutil.rmtree(served)
+        ref = write_update(weights / served.name, draw_state(1), Mode.HEAD_ONLY)
+        found = values(check_update(weights / served.name, ref.folder_name, ref.digest))
+        assert torch.equal(found["score.weight"], draw_state(1)["score.weight"])
+    finally:
+        shutil.rmtree(weights)
+
+
+def test_a_damaged_checkpoint_is_refused_and_a_served_one_is_never_overwritten(tmp_path, served):
+    digest = folder_digest(served)
+    with pytest.raises(StoreError, match="is there already"):
+        stage_checkpoint(served, served)
+    assert folder_digest(served) == digest
+    patched(served / "model-1.safetensors", lambda content: content[:-1])
+    with pytest.raises(ModelError, match="cut short"):
+        stage_checkpoint(served, tmp_path / "new" / "served-000001")
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("limit", [100, 100_000])
+@pytest.mark.parametrize("mode", [Mode.HEAD_ONLY, Mode.FULL])
+def test_a_write_that_fails_leaves_what_was_there(tmp_path, limit, mode):
+    state = {f"layer.{i}": torch.full((60_000,), float(i)) for i in range(6)} | {"score.weight": torch.ones(4)}
+    served = tmp_path / "weights" / "served-000001"
+    served.mkdir(parents=True)
+    (served / "config.json").write_text("{}")
+    save_file(state, served / WHOLE_FILE)
+    with largest_file(limit), pytest.raises(StoreError, match="could not be written"):
+        write_update(served, state, mode)
+    assert names(served.parent) == [served.name]
+    ref = write_update(served, state, mode)
+    assert check_update(served, ref.folder_name, ref.digest).is_dir()
+
+
+@pytest.mark.parametrize("serving", [False, True])
+def test_what_nobody_needs_any_more_goes_and_what_a_living_publisher_writes_or_has_written_stays(tmp_path, serving):
+    """At a server's start, of what an earlier one and its publishers left, and after each exchange."""
+    alive, dead = (f".update-{name}.{digit * 16}.tmp" for name, digit in (("a", "0"), ("b", "1")))
+    for name in ("served-1", "update-served", "update-over", "update-old", "update-young", alive, dead, "checkpoint"):
+        (tmp_path / name / "inside").mkdir(parents=True)
+    for name in ("update-old", "update-served"):
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / "served-link").symlink_to(tmp_path / "checkpoint")
+    descriptor = os.open(tmp_path / alive, os.O_RDONLY)
+    fcntl.flock(descriptor, fcntl.LOCK_EX)  # as its writer does
+    drop_left(tmp_path, *(("update-served", {"update-over"}) if serving else ()))
+    os.close(descriptor)
+    stays = {alive, "update-young", "checkpoint", "served-link"}
+    assert set(names(tmp_path)) == stays | ({"update-served"} if serving else {"update-over"})

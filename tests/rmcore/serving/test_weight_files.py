@@ -6,15 +6,11 @@ import struct
 import pytest
 import torch
 import transformers as hf
-from hypothesis import given
-from hypothesis import strategies as st
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rmcore.core.errors import ModelError
 from rmcore.models.weight_files import INDEX_FILE
-from rmcore.serving import weight_files
-from rmcore.serving.weight_files import DTYPES, WHOLE_FILE, WeightLayout, copy_without, folder_digest, is_finite
+from rmcore.serving.weight_files import DTYPES, WHOLE_FILE, WeightLayout, folder_digest
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
 CONFIGS = {
@@ -144,45 +140,3 @@ def test_every_file_of_the_model_counts_in_its_digest(folder, name):
     with (folder / name).open("ab") as file:
         file.write(b" ")
     assert folder_digest(folder) != before
-
-
-TENSORS = st.dictionaries(
-    st.text(min_size=1, max_size=6).filter(lambda name: name != "__metadata__"),
-    st.tuples(st.sampled_from(sorted(DTYPES)), st.lists(st.integers(0, 5), max_size=3)),
-    max_size=6,
-)
-
-
-@pytest.mark.slow
-@given(tensors=TENSORS, data=st.data(), metadata=st.sampled_from([None, {"format": "pt"}]))
-def test_a_file_without_some_tensors_holds_exactly_the_others(tmp_path_factory, tensors, data, metadata):
-    folder = tmp_path_factory.mktemp("cut")
-    full = {n: torch.randint(0, 2, shape).to(DTYPES[dtype]) for n, (dtype, shape) in tensors.items()}
-    dropped = data.draw(st.sets(st.sampled_from(sorted(full)))) if full else set()
-    save_file(full, folder / "full.safetensors", metadata)
-    copy_without(folder / "full.safetensors", folder / "rest.safetensors", dropped)
-    rest = load_file(folder / "rest.safetensors")
-    assert rest.keys() == full.keys() - dropped
-    for name, tensor in rest.items():
-        assert tensor.dtype == full[name].dtype
-        assert tensor.shape == full[name].shape
-        assert bytes(tensor.reshape(-1).view(torch.uint8)) == bytes(full[name].reshape(-1).view(torch.uint8))
-    with safe_open(folder / "rest.safetensors", framework="pt") as file:
-        assert file.metadata() == metadata
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.float64])
-@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("place", [0, 9, 10, 24])
-def test_one_bad_value_anywhere_is_seen(monkeypatch, dtype, bad, place):
-    monkeypatch.setattr(weight_files, "CHUNK_VALUES", 10)
-    values = torch.ones(5, 5).to(dtype)
-    assert is_finite(values)
-    values.view(-1)[place] = bad
-    assert not is_finite(values)
-
-
-def test_whole_numbers_and_nothing_are_finite():
-    assert is_finite(torch.tensor([1, 2]))
-    assert is_finite(torch.tensor(True))
-    assert is_finite(torch.zeros(0, 4))

