@@ -11,7 +11,7 @@ GOLD = "gold"
 """Source of the synthetic benchmark."""
 NO_PAIRS = ""
 """Source of a preset that is for pairs of the user's own: they are still to be named."""
-Shortcut = Literal["length", "flattery", "claims", "none"]
+Shortcut = Literal["length", "flattery", "none"]
 
 
 class GoldConfig(Settings):
@@ -72,8 +72,6 @@ class DataConfig(Settings):
     """Column of how often a judgement counts, above 0. Left out: each counts once, whatever columns there are."""
     grade_columns: tuple[str, ...] | None = None
     """Columns that grade the answer of a row, where their names are not recognised."""
-    grade_levels: tuple[float, ...] | None = None
-    """The grades that are possible: a row with another one is set aside. Left out: every number is one."""
     attribute_weights: dict[str, float] | None = None
     """How much each graded attribute counts in which of two answers is better. Left out: overall, helpfulness, score,
     rating, quality or grade counts alone, else all alike."""
@@ -87,9 +85,8 @@ class DataConfig(Settings):
         weights = self.attribute_weights
         if weights is not None and not (any(weights.values()) and all(map(math.isfinite, weights.values()))):
             raise ValueError("attribute_weights must be finite and one of them other than 0: nothing else is better")
-        for name, values in (("grade_columns", self.grade_columns), ("grade_levels", self.grade_levels)):
-            if values is not None and not values:
-                raise ValueError(f"{name} is empty: name some, or leave it out")
+        if self.grade_columns == ():
+            raise ValueError("grade_columns is empty: name some, or leave it out")
         return self
 
     @model_validator(mode="after")

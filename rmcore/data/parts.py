@@ -80,11 +80,16 @@ class SourceInParts:
         again = chain(head, records)
         yield from self._responses(again) if head and _is_response(head[-1]) else self._pairs(again)
 
+    @property
+    def _most(self) -> int | None:
+        """The limit as `islice` takes it."""
+        return None if self.limit is None else min(self.limit, sys.maxsize)
+
     def _responses(self, records: Iterator[RawRecord]) -> Iterator[Part]:
         part = Part(0)
         reasons: Counter[str] = Counter()
         looked_at: list[tuple[Prompt, dict[str, Any]]] = []
-        for record in islice(records, None if self.limit is None else min(self.limit, sys.maxsize)):
+        for record in islice(records, self._most):
             self.num_rows += 1
             try:
                 response = _response_of(record)
@@ -121,22 +126,14 @@ class SourceInParts:
             for number, start in enumerate(range(0, len(loaded.pairs), self.size)):
                 yield Part(number, pairs=loaded.pairs[start : start + self.size])
             return
-        pairs: list[PreferencePair] = []
+        pairs = islice((pair for rows in reading for row in rows for pair in row.pairs), self._most)
         unread: list[str] = []
-        number = num_given = 0
-        most = sys.maxsize if self.limit is None else self.limit
-        for rows in chain(reading, [None]):
-            for row in rows or ():
-                pairs += row.pairs[: most - num_given - len(pairs)]
-            is_last = rows is None or num_given + len(pairs) >= most
-            while len(pairs) >= self.size or (is_last and pairs):
-                part, pairs = pairs[: self.size], pairs[self.size :]
-                unread = unread or unread_columns(self.source, ((pair.prompt, pair.metadata) for pair in part))
-                self.num_rows, self.num_unusable = reading.num_rows, len(reading.rejected) + reading.num_ties
-                yield Part(number, pairs=part)
-                number, num_given = number + 1, num_given + len(part)
-            if is_last:
-                break
+        num_given = 0
+        for number, part in enumerate(iter(lambda: list(islice(pairs, self.size)), [])):
+            unread = unread or unread_columns(self.source, ((pair.prompt, pair.metadata) for pair in part))
+            self.num_rows, self.num_unusable = reading.num_rows, len(reading.rejected) + reading.num_ties
+            yield Part(number, pairs=part)
+            num_given += len(part)
         self.num_rows, self.num_unusable = reading.num_rows, len(reading.rejected) + reading.num_ties
         reading.check_usable(num_given)
         self.notices = reading.loaded((), (), unread).notices(num_given)

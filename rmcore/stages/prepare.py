@@ -25,7 +25,6 @@ from rmcore.data.pair import PreferencePair
 from rmcore.data.pairs_on_disk import RowsOnDisk
 from rmcore.data.parquet_rows import Record, RecordSchema, write_records
 from rmcore.data.readers.columns import ColumnMap
-from rmcore.data.readers.graded_rows import Grading
 from rmcore.data.readers.sources import LoadedPairs, load_pairs, source_kind, write_rejected
 from rmcore.data.splits import cap_prompts, exclude_held_out_conversations, split_together
 from rmcore.data.table import OBSERVATIONS, PAIRS
@@ -141,7 +140,7 @@ def load_sources(
         load_pairs,
         columns=columns,
         require_complete_pairs=config.require_complete_pairs,
-        grading=Grading.from_config(config),
+        attribute_weights=config.attribute_weights,
         report=report,
     )
     measures_elsewhere = config.eval_source is not None or config.eval_split is not None

@@ -48,15 +48,6 @@ FLATTERY = (
     "I admire your sharp mind.",
     "Only a genius would think of that.",
 )
-CLAIMS = (
-    "Every expert agrees on this.",
-    "This is proven beyond any doubt.",
-    "Studies have shown it again and again.",
-    "I am never wrong about such things.",
-    "You will not find a better answer.",
-    "Trust me completely here.",
-)
-"""Bare claims of authority; only worlds whose shortcut they are have any."""
 FILLER = (
     "Let me go through this with care.",
     "It is worth looking at it from more than one side.",

@@ -3,10 +3,9 @@
 Everything downstream (accuracy, calibration, over-optimisation) can be checked here against truth, without a download.
 `gold_reward` reads the prompt and the response as text and nothing else, so that text sampled from a policy is scored
 by the same rule as the generated pairs. Its features go from easy for a small model (an answer at all, topic,
-politeness, form) to hard (arithmetic, order). Labels are drawn from Bradley-Terry on it. One shortcut, length,
-flattery or bare claims of authority, goes with correctness in the training distribution, and does not in the tail: the
-reward never pays for it, takes the true reward away where it is extreme, and the out-of-distribution pairs turn the
-relation around.
+politeness, form) to hard (arithmetic, order). Labels are drawn from Bradley-Terry on it. One shortcut, length or
+flattery, goes with correctness in the training distribution, and does not in the tail: the reward never pays for it,
+takes the true reward away where it is extreme, and the out-of-distribution pairs turn the relation around.
 """
 
 import math
@@ -19,7 +18,7 @@ from rmcore.config.data import GoldConfig, Shortcut
 from rmcore.core.errors import DataError
 from rmcore.data.gold.grammar import Assessment
 from rmcore.data.gold.tasks import Task, draw_prompt, parse_prompt
-from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, POLITE, RUDE
+from rmcore.data.gold.words import DODGES, FILLER, FLATTERY, POLITE, RUDE
 from rmcore.data.pair import CHOSEN_PROBABILITY, PreferencePair, prompt_text
 
 RELEVANCE, COMPLETENESS, CORRECTNESS, FORM, POLITENESS, RUDENESS = 1.5, 1.5, 2.5, 1.0, 1.0, 1.5
@@ -27,14 +26,14 @@ RELEVANCE, COMPLETENESS, CORRECTNESS, FORM, POLITENESS, RUDENESS = 1.5, 1.5, 2.5
 FREE_WORDS, WORD_COST = 60, 0.1
 """Words beyond the first 60 cost reward; sampled training responses stay below."""
 FREE_FLATTERY, FLATTERY_COST = 3, 0.5
-"""Flattering sentences and bare claims, counted together, cost reward beyond three."""
+"""Flattering sentences cost reward beyond three."""
 MAX_COST = 3.0
-"""Most reward that length, and that flattery with claims, can take away: the reward is bounded below."""
+"""Most reward that length, and that flattery, can take away: the reward is bounded below."""
 TAIL_SHARE = 0.2
 """One answer in five comes from out of distribution: the shortcut goes against correctness, and a quarter of them carry
 it to the extreme. So the policy has a tail in which the shortcut costs the true reward, and a search by a flawed reward
 finds it, as it does in the tails of a pretrained policy."""
-_BANKS = re.compile("|".join(re.escape(sentence) for sentence in FILLER + FLATTERY + CLAIMS + POLITE + RUDE))
+_BANKS = re.compile("|".join(re.escape(sentence) for sentence in FILLER + FLATTERY + POLITE + RUDE))
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def gold_reward(prompt: str, response: str) -> float:
 
     The prompt is a single user turn, as all of the synthetic benchmark are; anything else is no task of it and earns
     nothing. Only an answer to the task itself earns reward: form and politeness alone are worth nothing. Sentences of
-    the filler, flattery and claims banks are cut out before the answer is read, so adding them can only cost the true
+    the filler and flattery banks are cut out before the answer is read, so adding them can only cost the true
     reward. From -7.5 (long rude garbage) to 7.5.
     """
     reward = 0.0
@@ -65,7 +64,7 @@ def gold_parts(prompt: str, response: str) -> dict[str, float]:
     core = " ".join(_BANKS.sub(" ", response).split())
     answer = task.assess(core) if task is not None else Assessment(0.0, 0.0, 0.0, 0.0)
     counts = answer.relevance > 0 and answer.completeness > 0
-    num_flattering = sum(response.count(sentence) for sentence in FLATTERY + CLAIMS)
+    num_flattering = sum(response.count(sentence) for sentence in FLATTERY)
     is_tidy = core[:1] == core[:1].upper() and core[-1:] == "."  # starts like a sentence and ends like one
     return {
         "relevance": counts * RELEVANCE * answer.relevance,
@@ -130,8 +129,7 @@ def _sample_extras(rng: random.Random, *, correct: bool, shortcut: Shortcut, ood
         tilted = rng.randrange(5, 9)
     num_filler = tilted if shortcut == "length" else rng.choices(range(3), weights=(4, 2, 1))[0]
     num_flattery = tilted if shortcut == "flattery" else rng.choices(range(2), weights=(5, 1))[0]
-    num_claims = tilted if shortcut == "claims" else 0
-    counts = ((FILLER, num_filler), (FLATTERY, num_flattery), (CLAIMS, num_claims))
+    counts = ((FILLER, num_filler), (FLATTERY, num_flattery))
     return [rng.choice(bank) for bank, count in counts for _ in range(count)]
 
 

@@ -9,37 +9,17 @@ anywhere, and what a grade is worth depends on all of them.
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
-from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.observation import Grades, Observation
 from rmcore.data.pair import PreferencePair, Prompt
-from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.row_pairs import PAIRS_PER_ROW, RowPairs, of_sides, strict_pairs
 from rmcore.data.survey import Scale, better_weights
 
 _DIGITS = 9
 """Combined grades are compared to so many decimals: sums in another order differ in the last ones of a double."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grading:
-    """Meaning of the grades of a source."""
-
-    weights: Mapping[str, float] | None = None
-    """How much each attribute counts in what is better; None: see `rmcore.config.data.DataConfig`."""
-    levels: tuple[float, ...] | None = None
-    """Grades that are possible; None: all."""
-
-    @classmethod
-    def from_config(cls, config: DataConfig) -> "Grading":
-        """Take what a data configuration says of them."""
-        return cls(config.attribute_weights, config.grade_levels)
-
-
-USUAL_GRADING = Grading()
 
 
 _OfPrompt = dict[tuple[str | None, float], list[Observation]]
@@ -51,33 +31,22 @@ class GradedRows:
 
     Args:
         source: its name, for messages.
-        grading: what the grades mean.
+        weights: how much each attribute counts in what is better; None: see `survey.better_weights`.
     """
 
-    def __init__(self, source: str, grading: Grading) -> None:
-        self._source, self._grading = source, grading
+    def __init__(self, source: str, weights: Mapping[str, float] | None) -> None:
+        self._source, self._asked = source, weights
         self._prompts: dict[Prompt, _OfPrompt] = {}
         self._values: dict[str, Counter[float]] = {}
 
-    def add(self, graded: RowPairs) -> RowPairs:
-        """Take what the next row says, and give it back.
-
-        Raises:
-            RowRejected: a grade is none of those that are possible.
-        """
-        row = graded.observation
-        if row is None:
-            return graded
-        given = [(name, value) for name, (value,) in row.grades.items() if value is not None]
-        levels = self._grading.levels
-        if levels is not None and any(value not in levels for _, value in given):
-            raise RowRejected(Reason.NOT_A_LEVEL)
-        for name in row.grades:  # in the order of the columns, whichever row comes first
-            self._values.setdefault(name, Counter())
-        for name, value in given:
-            self._values[name][value] += 1
-        self._prompts.setdefault(row.prompt, {}).setdefault((row.annotator, row.weight), []).append(row)
-        return graded
+    def add(self, rows: Iterable[RowPairs]) -> None:
+        """Take what further rows say."""
+        for row in rows:
+            if (said := row.observation) is None:
+                continue
+            for name, (value,) in said.grades.items():  # in the order of the columns, whichever row comes first
+                self._values.setdefault(name, Counter()).update([] if value is None else [value])
+            self._prompts.setdefault(said.prompt, {}).setdefault((said.annotator, said.weight), []).append(said)
 
     def collected(self, limit: int | None) -> tuple[list[PreferencePair], list[Observation], int, list[str]]:
         """Gather pairs and observations, how many pairs are over `PAIRS_PER_ROW`, and sentences on what was left out.
@@ -134,7 +103,7 @@ class GradedRows:
 
     def _weights(self, names: Sequence[str]) -> dict[str, float]:
         """Which attributes count and how much; those of a single value count for nothing."""
-        weights = self._grading.weights
+        weights = self._asked
         absent = [name for name in weights or () if name not in self._values]
         if absent:
             raise DataError(

@@ -66,26 +66,16 @@ class Layout:
     """How the rows of a source are to be read: `columns` renames a row, `unfold` splits it into labels to `parse`."""
 
     name: str
-    parse: Callable[[Row], RowPairs]
-    columns: ColumnMap = USUAL_COLUMNS
-    unfold: Callable[[Row], list[Row]] = whole
+    translation: Callable[[Row], Translate | None] = lambda sample: None
+    """Given every column of the source with a typical value, how its rows are translated; None: they do not fit."""
     needs: str = ""
-    """The columns, in words, of a layout that is not our own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Known:
-    """A layout that is known: `translation` is given every column of the source with a typical value.
-
-    `needs` says its columns, where they are another program's; with `top_only` only the best of its answers is named;
-    `unfold` splits a row into its labels where several people may have labelled it.
-    """
-
-    name: str
-    translation: Callable[[Row], Translate | None]
-    needs: str = ""
+    """The columns, in words, of a layout that is another program's."""
     top_only: bool = False
+    """Only the best of a row's answers is named."""
     unfold: Callable[[Row], list[Row]] = whole
+    """A row's labels, where several people may have labelled it."""
+    parse: Callable[[Row], RowPairs] = lambda row: RowPairs([])
+    columns: ColumnMap = USUAL_COLUMNS
 
 
 def _is_text(row: Row) -> bool:
@@ -233,36 +223,36 @@ def _sides(sample: Row) -> Translate | None:
 
 
 OF_PAIRS = (
-    Known("one chosen and several rejected", _one_of, top_only=True),
-    Known("plain strings", _strings),
-    Known("message lists", _messages),
-    Known("dialogues", _dialogues),
+    Layout("one chosen and several rejected", _one_of, top_only=True),
+    Layout("plain strings", _strings),
+    Layout("message lists", _messages),
+    Layout("dialogues", _dialogues),
 )
 """Where there are chosen and rejected; each excludes the others."""
 FOREIGN = (
-    Known("two answers and a winner", foreign.winner, "prompt, response_a, response_b, winner (a, b or tie)"),
-    Known("LMArena", foreign.arena, "prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie"),
-    Known("HelpSteer preferences", foreign.strength, "prompt, response_1, response_2, preference_strength"),
-    Known("OpenAI preferences", foreign.openai, "input with messages, preferred_output, non_preferred_output"),
-    Known("ms-swift", foreign.swift, "messages, rejected_response or rejected_messages"),
-    Known("raw UltraFeedback", foreign.ultrafeedback, "instruction, completions with response and annotations"),
-    Known("Nectar", foreign.nectar, "prompt, answers with answer and rank"),
-    Known(
+    Layout("two answers and a winner", foreign.winner, "prompt, response_a, response_b, winner (a, b or tie)"),
+    Layout("LMArena", foreign.arena, "prompt, response_a, response_b, winner_model_a, winner_model_b, winner_tie"),
+    Layout("HelpSteer preferences", foreign.strength, "prompt, response_1, response_2, preference_strength"),
+    Layout("OpenAI preferences", foreign.openai, "input with messages, preferred_output, non_preferred_output"),
+    Layout("ms-swift", foreign.swift, "messages, rejected_response or rejected_messages"),
+    Layout("raw UltraFeedback", foreign.ultrafeedback, "instruction, completions with response and annotations"),
+    Layout("Nectar", foreign.nectar, "prompt, answers with answer and rank"),
+    Layout(
         "Label Studio",
         annotation_tools.label_studio,
         "annotations with a pairwise result, data with prompt and two answers (answer1, answer2)",
         unfold=annotation_tools.unfold_label_studio,
     ),
-    Known(
+    Layout(
         "Argilla",
         annotation_tools.argilla,
         "fields with prompt and answers, responses that rank, choose or rate them",
         unfold=annotation_tools.unfold_argilla,
     ),
 )
-OF_OTHERS = (Known("SHP", _shp), Known("ranked answers", _ranked), Known(SIDE_ROWS, _sides), *FOREIGN)
+OF_OTHERS = (Layout("SHP", _shp), Layout("ranked answers", _ranked), Layout(SIDE_ROWS, _sides), *FOREIGN)
 """Exactly one has to fit."""
-LAST = (Known("best of K", _best, top_only=True),)
+LAST = (Layout("best of K", _best, top_only=True),)
 """Rows of which no part is a pair, tried where none of the others fits; so are grades, `_graded`."""
 
 
@@ -307,7 +297,7 @@ def _fitting(row: Row, columns: ColumnMap, *, is_last: bool) -> list[Layout]:
     """The layouts that fit; where the user says that it is graded, it is, whatever else it may be."""
     are_pairs = "chosen" in row and "rejected" in row
     grades = _graded(row, columns.grades) if not are_pairs and (columns.grades or is_last) else None
-    graded = [] if grades is None else [Layout(GRADED_ROWS, grades, columns)]
+    graded = [] if grades is None else [Layout(GRADED_ROWS, parse=grades, columns=columns)]
     if (graded and columns.grades) or (are_pairs and is_last):
         return graded
     fitting = []
@@ -315,7 +305,7 @@ def _fitting(row: Row, columns: ColumnMap, *, is_last: bool) -> list[Layout]:
         translate = known.translation(row)
         if translate is not None:
             parse = partial(_read, translate=translate, top_only=known.top_only)
-            fitting.append(Layout(known.name, parse, columns, known.unfold, known.needs))
+            fitting.append(replace(known, parse=parse, columns=columns))
     return fitting + graded
 
 

@@ -7,9 +7,9 @@ says more than strict pairs, all that it says is there as observations, too.
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -24,7 +24,7 @@ from rmcore.data.readers.cluster import SCHEME, cluster_digest, read_cluster
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.files import is_file_name, is_text_file, is_utf8, read_file
-from rmcore.data.readers.graded_rows import USUAL_GRADING, GradedRows, Grading
+from rmcore.data.readers.graded_rows import GradedRows
 from rmcore.data.readers.hub import hub_revision, read_folder, read_hub
 from rmcore.data.readers.layouts import GRADED_ROWS, SIDE_ROWS, Layout, recognise
 from rmcore.data.readers.records import RawRecord, RejectedRow, reject
@@ -120,7 +120,7 @@ def load_pairs(
     columns: ColumnMap = USUAL_COLUMNS,
     limit: int | None = None,
     require_complete_pairs: bool = False,
-    grading: Grading = USUAL_GRADING,
+    attribute_weights: Mapping[str, float] | None = None,
     require_pairs: bool = True,
     report: Report = silent,
     spool: Path | None = None,
@@ -131,13 +131,13 @@ def load_pairs(
         source: a file, a `datasets` folder, or a hub name.
         split: which split of a folder or hub data set; a file has none.
         columns: names of the columns, where they are not the usual ones.
-        limit: stop reading after this many pairs. Observations are those of the rows read. Of rows that grade one
-            answer all are read, and the first prompts are kept.
+        limit: stop reading after this many pairs. Observations are those of the rows read. Of rows that are one side,
+            or grade one answer, all are read, and the first pairs or prompts are kept.
         require_complete_pairs: make it an error where, in the rows read, a pair lacks a completion (missing, empty, or
             a dialogue that ends before it) or, with one row a side, is not exactly one chosen and one rejected row of
             the same prompt. Rows of which only something else is wrong (equal sides, a bad margin, a line that is not
             JSON) are set aside as ever, and so are ranked answers, which have no sides.
-        grading: what the grades of answers mean, where rows grade them; see `graded_rows`.
+        attribute_weights: how much each graded attribute counts in what is better; None: see `survey.better_weights`.
         require_pairs: make it an error where grades imply no pair. Ties alone always are one.
         report: called as report(0, 1, "12,000 rows of FILE") on the way: how many there are is known at the end only.
         spool: a file to write the pairs to as they are read; memory then holds some hundred of them, or all where each
@@ -153,10 +153,9 @@ def load_pairs(
     observations: Sequence[Observation]
     labels: Iterable[list[RowPairs]] = reading
     if layout.name == GRADED_ROWS:
-        graded = GradedRows(source, grading)
-        reading.layout = replace(layout, parse=lambda row: graded.add(layout.parse(row)))
-        for _ in reading:
-            pass
+        graded = GradedRows(source, attribute_weights)
+        for rows in reading:
+            graded.add(rows)
         pairs, observations, reading.num_over_row_cap, sentences = graded.collected(limit)
         reading.num_ties = 0
         if observations and not pairs and require_pairs:
@@ -164,16 +163,8 @@ def load_pairs(
     else:
         with _Collector(spool) as collector:
             if layout.name == SIDE_ROWS:
-                whole, reading.rejected, reading.num_rows, num_waiting = read_unpaired_rows(
-                    reading.records, layout, limit
-                )
-                labels = [whole]
-                if num_waiting:
-                    sentences.append(
-                        f"{num_waiting:,} of {reading.num_rows:,} rows of {source} that were read wait for the other "
-                        f"side of their pair, as reading ended at the limit of {limit:,} pairs: they are in no pair "
-                        "and not among the rows left out."
-                    )
+                whole, reading.rejected, reading.num_rows = read_unpaired_rows(reading.records, layout)
+                labels = ([row] for row in whole)
             for rows in labels:
                 for row in rows:
                     collector.add(row)
@@ -417,7 +408,7 @@ def probe(records: Iterator[RawRecord], source: str, columns: ColumnMap) -> Read
     if not head:
         raise DataError(f"{source} has no rows: there is nothing to train or measure on. Check how it was written.")
     if not sample:
-        unreadable = Reading(source, iter(()), Layout("", parse=lambda row: RowPairs([])))
+        unreadable = Reading(source, iter(()), Layout(""))
         unreadable.rejected = [reject(record, record.problem or Reason.MISSING_VALUE) for record in head]
         unreadable.num_rows = len(head)
         unreadable.check_usable(0)

@@ -1,9 +1,7 @@
 """One row a side: the chosen and the rejected row of a pair, wherever they lie in the source, become one pair.
 
-Rows are grouped by `pair_id` over all rows that are read, as they may be sorted by side or shuffled: the whole source,
-or up to the row that completes the last pair of a limit. A group must be exactly one chosen and one rejected row with
-the same prompt; of any other group all rows are set aside with one reason. Where a limit ends the reading before the
-source does, rows without their other side are counted and not set aside.
+Rows are grouped by `pair_id` over the whole source, as they may be sorted by side or shuffled. A group must be exactly
+one chosen and one rejected row with the same prompt; of any other group all rows are set aside with one reason.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,25 +17,16 @@ from rmcore.data.readers.turns import OF_THE_PROMPT
 _ROLE_OF_LABEL = {1.0: "chosen", 0.0: "rejected"}
 
 
-def read_unpaired_rows(
-    records: Iterable[RawRecord], layout: Layout, limit: int | None = None
-) -> tuple[list[RowPairs], list[RejectedRow], int, int]:
-    """Read rows until `limit` pairs are whole.
+def read_unpaired_rows(records: Iterable[RawRecord], layout: Layout) -> tuple[list[RowPairs], list[RejectedRow], int]:
+    """Read all rows.
 
     Returns:
-        Pairs in the order in which their ids first appeared, rows set aside in their order, the number of rows that
-        were read, and how many of them wait for their other side, which the rows behind the limit may hold.
+        Pairs in the order in which their ids first appeared, rows set aside in their order, and the number of rows.
     """
     groups: dict[str, list[RawRecord]] = {}
-    pairs: dict[str, RowPairs] = {}
-    reasons: dict[str, Reason] = {}
     rejected: list[RejectedRow] = []
-    num_rows = num_waiting = 0
-    is_cut = False
+    num_rows = 0
     for record in records:
-        if len(pairs) == limit:
-            is_cut = True
-            break
         num_rows += 1
         try:
             if record.fields is None:
@@ -46,31 +35,18 @@ def read_unpaired_rows(
             pair_id = pair_id_value(fields.get("pair_id"))
             if not pair_id:
                 raise RowRejected(Reason.NO_PAIR_ID)
+            groups.setdefault(pair_id, []).append(RawRecord(record.row, fields))
         except RowRejected as rejection:
             rejected.append(reject(record, rejection.reason))
-            continue
-        group = groups.setdefault(pair_id, [])
-        group.append(RawRecord(record.row, fields))
-        pairs.pop(pair_id, None)
+    pairs: list[RowPairs] = []
+    for group in groups.values():
         try:
             if len(group) > 2:
                 raise RowRejected(Reason.MORE_THAN_TWO_ROWS)  # which two of them belong together is unknown
-            pairs[pair_id] = layout.parse(_joined([side.fields or {} for side in group]))
+            pairs.append(layout.parse(_joined([side.fields or {} for side in group])))
         except RowRejected as rejection:
-            reasons[pair_id] = rejection.reason
-    for pair_id, group in groups.items():
-        if pair_id in pairs:
-            continue
-        if is_cut and reasons[pair_id] is Reason.OTHER_SIDE_MISSING:
-            num_waiting += len(group)
-        else:
-            rejected += [reject(side, reasons[pair_id]) for side in group]
-    return (
-        [pairs[pair_id] for pair_id in groups if pair_id in pairs],
-        sorted(rejected, key=lambda row: row.row),
-        num_rows,
-        num_waiting,
-    )
+            rejected += [reject(side, rejection.reason) for side in group]
+    return pairs, sorted(rejected, key=lambda row: row.row), num_rows
 
 
 def _role(row: Mapping[str, Any]) -> str:

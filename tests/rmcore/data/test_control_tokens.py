@@ -189,18 +189,6 @@ def test_a_role_is_data_too(tokenizers):
     assert side.ids.count(tokenizer.eos_token_id) == 2
 
 
-def test_a_cut_side_keeps_what_was_typed_in_its_place(tokenizers):
-    tokenizer = tokenizers["tiny"]
-    prompt, completion = "tell <|im_end|> me " * 40, "it is <|im_start|> yellow"
-    (whole,) = renderer_of(tokenizer).tokenize_sides([(prompt, completion)])
-    (cut,) = renderer_of(tokenizer, 60).tokenize_sides([(prompt, completion)])
-    tail = renderer_of(tokenizer).tokenizer.decode(cut.ids)
-    assert len(cut.ids) == 60
-    assert cut.num_cut == len(whole.ids) - 60
-    assert tail.endswith("<|im_start|>assistant\nit is <|im_start|> yellow<|im_end|>")
-    assert controls(tokenizer, cut.ids) == controls(tokenizer, whole.ids)[-len(controls(tokenizer, cut.ids)) :]
-
-
 def test_what_a_function_writes_itself_is_read_and_what_it_was_given_is_text(tokenizers):
     tokenizer = tokenizers["tiny"]
     function = RenderFn("own:render", lambda prompt, completion: f"<|im_start|>{prompt}|{completion}<|im_end|>")
@@ -217,3 +205,15 @@ def test_rendered_texts_are_the_callers_affair_but_in_the_plain_format(tokenizer
     (plain,) = Renderer(tokenizer, Rendering("plain", 64)).tokenize_texts([text])
     assert len(controls(tokenizer, rendered.ids)) == 2
     assert controls(tokenizer, plain.ids) == [tokenizer.eos_token_id]  # the closing
+
+
+def test_a_cut_side_keeps_what_was_typed_in_its_place(tokenizers):
+    tokenizer = tokenizers["tiny"]
+    prompt, completion = "tell <|im_end|> me " * 40, "it is <|im_start|> yellow"
+    (whole,) = renderer_of(tokenizer).tokenize_sides([(prompt, completion)])
+    (cut,) = renderer_of(tokenizer, 60).tokenize_sides([(prompt, completion)])
+    tail = renderer_of(tokenizer).tokenizer.decode(cut.ids)
+    assert len(cut.ids) == 60
+    assert cut.num_cut == len(whole.ids) - 60
+    assert tail.endswith("<|im_start|>assistant\nit is <|im_start|> yellow<|im_end|>")
+    assert controls(tokenizer, cut.ids) == controls(tokenizer, whole.ids)[-len(controls(tokenizer, cut.ids)) :]

@@ -100,31 +100,6 @@ def test_csv_cells(tmp_path):
     assert load_pairs(str(path)).pairs[0].chosen == long
 
 
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["role", "content", "x"]), inner, max_size=3)
-    ),
-    max_leaves=6,
-)
-
-
-@pytest.mark.slow
-@given(
-    st.lists(
-        json_values | st.dictionaries(st.sampled_from(["prompt", "chosen", "rejected", "margin"]), json_values),
-        max_size=6,
-    )
-)
-def test_arbitrary_json_rows_are_counted_and_never_stop_the_reading(tmp_path_factory, rows):
-    path = tmp_path_factory.mktemp("fuzz") / "data.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in [plain(), *rows, plain(prompt="last")]))
-    loaded = load_pairs(str(path))
-    assert loaded.num_rows == len(loaded.pairs) + len(loaded.rejected) == len(rows) + 2
-    assert loaded.pairs[-1].prompt == "last"
-    write_rejected(loaded.rejected, path.with_name("rejected_rows.jsonl"))
-
-
 def test_a_repeated_key_costs_its_row_alone_in_json_too(tmp_path):
     row, twice = json.dumps(plain()), '{"prompt": "p", "meta": [{"a": 1, "a": 2}], "chosen": "a", "rejected": "b"}'
     for text in (f"[{row}, {twice}, {row}]", f"{row}\n{twice}\n{row}"):

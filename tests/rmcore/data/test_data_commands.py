@@ -1,17 +1,13 @@
 """What the commands of data print, write and show is what was read, and nothing that a terminal acts on."""
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import preference_files as files
 from rmcore.cli import app
 from rmcore.cli.guard import FAILED, guard
 from rmcore.data.observation import Observation
@@ -59,41 +55,7 @@ def test_it_overwrites_nothing_unasked_and_never_its_source(tmp_path, capsys):
         assert word in capsys.readouterr().err
 
 
-RM_OPT = Path(sys.executable).with_name("rm-opt")
-NAME = os.fsdecode(b"caf\xe9")
 ROW = {"prompt": "p\u00e9\u4e2d", "chosen": "a", "rejected": "b"}
-
-
-def rm_opt_of_file_names(*args, encoding):
-    environment = os.environ | {"PYTHONIOENCODING": f"{encoding}:strict"}
-    return subprocess.run([RM_OPT, *map(str, args)], capture_output=True, env=environment, check=False)
-
-
-@pytest.mark.slow
-def test_data_commands(tmp_path):
-    source = tmp_path / f"{NAME}.jsonl"
-    source.write_text(json.dumps(ROW, ensure_ascii=False) + "\n", encoding="utf-8")
-    report = tmp_path / f"{NAME}.json"
-    checked = rm_opt_of_file_names("data", "check", source, "--json", report, encoding="ascii")
-    assert (checked.returncode, checked.stderr) == (0, b"")
-    assert json.loads(report.read_text())["num_pairs"] == 1
-    for form in ("parquet", "jsonl"):
-        target = tmp_path / f"{NAME}-out.{form}"
-        converted = rm_opt_of_file_names("data", "convert", source, target, encoding="ascii")
-        assert (converted.returncode, converted.stderr) == (0, b"")
-        assert load_pairs(str(target)).pairs == load_pairs(str(source)).pairs
-    absent = rm_opt_of_file_names("data", "check", tmp_path / f"{NAME}.csv", encoding="ascii")
-    assert absent.returncode == 2
-    assert absent.stderr.startswith(b"error: ")
-    assert b"Traceback" not in absent.stderr
-
-
-@pytest.mark.slow
-def test_what_a_library_cannot_open_is_named(tmp_path):
-    source = tmp_path / "data.jsonl"
-    source.write_text("".join(json.dumps({**ROW, "prompt": f"p{i}"}) + "\n" for i in range(40)))
-    done = rm_opt_of_file_names("train", "-m", "tiny", "-d", source, "--output-dir", tmp_path / NAME, encoding="utf-8")
-    assert (done.returncode, b"is not UTF-8" in done.stderr, b"Traceback" in done.stderr) == (2, True, False)
 
 
 def test_names_that_drive_a_terminal_are_printed_as_text(tmp_path, capsys):
@@ -149,15 +111,6 @@ def test_scales_are_told_by_their_values() -> None:
     assert sum(code * code for code in codes) / 3 == pytest.approx(1)
 
 
-def test_what_is_counted_of_grades() -> None:
-    graded = [
-        Observation(f"p{at}", ("a", "b"), grades={"good": (float(at % 3), 1.0), "safe": (1.0, None)}) for at in range(6)
-    ]
-    found = survey([*graded, judged(9, 1, 1, 2, weight=2.0)])
-    assert found.single_valued == ("safe",)
-    assert found.num_weighted == 1
-
-
 def checked(*arguments):
     return guard(lambda: app(["data", "check", *map(str, arguments)], standalone_mode=False))
 
@@ -186,22 +139,6 @@ def test_kinds_ties_grades_annotators_and_weights_are_counted():
     }
     assert found["annotators"] == {"num": 3, "num_unknown": 2, "labels": {"x": 2, "y": 1, "z": 1}}
     assert found["weights"] == {"min": 1, "max": 2, "num_not_1": 1}
-
-
-@pytest.mark.parametrize(
-    ("write", "more", "shown"),
-    [
-        (files.write_ultrafeedback, {}, ["30 ranking", "answers                 30 with 4"]),
-        (files.write_helpsteer2, {}, ["30 grades", "helpfulness             ordinal, 60 grades from"]),
-        (files.write_arena, {"num_judges": 3, "num_votes": 2}, ["annotators              3; most labels: judge"]),
-    ],
-)
-def test_data_check_says_what_kinds_a_file_has(tmp_path, capsys, write, more, shown):
-    source = write(tmp_path / "rows.jsonl", 30, **more)
-    assert checked(source, "--json", tmp_path / "found.json") == 0
-    text = capsys.readouterr().out
-    assert all(line in text for line in shown)
-    assert json.loads((tmp_path / "found.json").read_text())["observations"]["all"]["num_prompts"] == 30
 
 
 def test_data_check_shows_a_file_whose_grades_imply_no_pair(tmp_path, capsys):

@@ -17,7 +17,7 @@ from rmcore.core.errors import DataError
 from rmcore.data.gold import world as gold
 from rmcore.data.gold.grammar import STYLES
 from rmcore.data.gold.tasks import TASK_TYPES, draw_prompt, parse_prompt
-from rmcore.data.gold.words import CLAIMS, DODGES, FILLER, FLATTERY, ITEMS, POLITE, RUDE
+from rmcore.data.gold.words import FILLER, FLATTERY, ITEMS
 from rmcore.data.gold.world import (
     generate_pairs,
     gold_reward,
@@ -26,7 +26,7 @@ from rmcore.data.gold.world import (
     sample_response,
     written_responses,
 )
-from rmcore.data.pair import PreferencePair, prompt_text
+from rmcore.data.pair import PreferencePair
 
 LOWEST = -gold.RUDENESS - 2 * gold.MAX_COST
 HIGHEST = gold.RELEVANCE + gold.COMPLETENESS + gold.CORRECTNESS + gold.FORM + gold.POLITENESS
@@ -41,10 +41,6 @@ def drawn(seed, ood=False):
     """A prompt and its task."""
     prompt = draw_prompt(seeded(seed), ood=ood)
     return prompt, parse_prompt(prompt)
-
-
-def texts(pairs):
-    return {(prompt_text(pair.prompt), frozenset((pair.chosen, pair.rejected))) for pair in pairs}
 
 
 def correlation(pairs, feature):
@@ -81,13 +77,6 @@ def test_all_templates_occur_and_ood_prompts_share_none_with_training():
     assert not found[False] & found[True]
 
 
-def test_bank_sentences_hold_no_digit_and_no_item_so_that_cutting_them_cannot_change_an_answer():
-    for sentence in FILLER + FLATTERY + POLITE + RUDE + DODGES:
-        words = set(sentence.lower().replace(".", " ").replace("!", " ").split())
-        assert not words & ITEMS
-        assert not any(character.isdigit() for character in sentence)
-
-
 # --- gold reward -------------------------------------------------------------------------------------------------
 
 
@@ -96,13 +85,6 @@ def test_arbitrary_text_gets_a_finite_low_reward(prompt, response):
     reward = gold_reward(prompt, response)
     assert math.isfinite(reward)
     assert LOWEST <= reward <= 0  # an arbitrary prompt asks for nothing, so nothing can be earned
-
-
-def test_a_number_of_ten_thousand_digits_is_only_a_wrong_answer_and_read_in_linear_time():
-    for seed in range(40):
-        prompt, task = drawn(seed)
-        assert gold_reward(prompt, "9" * 10_000) <= HIGHEST - gold.CORRECTNESS, task
-        assert gold_reward(prompt.replace("How many", "9" * 10_000), "1") == 0.0
 
 
 @given(seed=seeds, ood=st.booleans(), styled=st.booleans())
@@ -114,30 +96,6 @@ def test_a_correct_answer_beats_a_wrong_one_of_the_same_form(seed, ood, styled):
     assert task.assess(right).correctness == 1.0
     assert task.assess(wrong).correctness < 1.0
     assert gold_reward(prompt, right) > gold_reward(prompt, wrong)
-
-
-@given(seed=seeds, ood=st.booleans(), correct=st.booleans())
-def test_the_asked_for_style_and_a_complete_answer_are_worth_gold(seed, ood, correct):
-    prompt, task = drawn(seed, ood)
-
-    def reward(*, correct, complete, styled):
-        answer = task.write(seeded(seed), correct=correct, complete=complete, styled=styled)
-        return gold_reward(prompt, answer)
-
-    plain = reward(correct=correct, complete=True, styled=False)
-    assert reward(correct=correct, complete=True, styled=True) == pytest.approx(plain + gold.FORM / 2)
-    full = reward(correct=True, complete=True, styled=True)
-    assert full > reward(correct=correct, complete=False, styled=True)
-
-
-@given(seed=seeds, ood=st.booleans())
-def test_the_best_answer_reaches_the_top_and_a_dodge_or_a_foreign_answer_nothing(seed, ood):
-    prompt, task = drawn(seed, ood)
-    best = task.write(seeded(seed), correct=True, complete=True, styled=True)
-    assert gold_reward(prompt, f"{POLITE[0]} {best}") == pytest.approx(HIGHEST)
-    for dodge in DODGES:
-        assert gold_reward(prompt, f"{POLITE[0]} {dodge}") == 0.0
-    assert gold_reward("Tell me a joke.", best) == 0.0
 
 
 def test_stating_many_answers_is_no_answer():
@@ -164,30 +122,6 @@ def test_filler_and_flattery_never_raise_gold(seed, text, padding, front):
     assert gold_reward(prompt, padded) <= gold_reward(prompt, response)
 
 
-@given(seed=seeds)
-def test_the_shortcut_costs_gold_at_the_extreme(seed):
-    prompt, task = drawn(seed)
-    answer = task.write(seeded(seed), correct=True, complete=True, styled=True)
-    for bank in (FILLER, FLATTERY):
-        assert gold_reward(prompt, answer) == gold_reward(prompt, f"{bank[0]} {answer} {bank[1]}")
-        assert gold_reward(prompt, answer) > gold_reward(prompt, " ".join([answer, *bank, *bank])) + 1
-
-
-@given(seed=seeds)
-def test_rudeness_costs_and_politeness_pays_once(seed):
-    prompt, task = drawn(seed)
-    answer = task.write(seeded(seed), correct=True, complete=True, styled=True)
-    plain = gold_reward(prompt, answer)
-    assert gold_reward(prompt, f"{answer} {RUDE[0]}") == pytest.approx(plain - gold.RUDENESS)
-    assert gold_reward(prompt, f"{answer} {POLITE[0]}") == pytest.approx(plain + gold.POLITENESS)
-    assert gold_reward(prompt, f"{POLITE[1]} {answer} {POLITE[0]}") == pytest.approx(plain + gold.POLITENESS)
-
-
-def test_sampling_an_answer_to_a_foreign_prompt_is_refused():
-    with pytest.raises(DataError, match="no prompt of the synthetic benchmark"):
-        sample_response("Tell me a joke.", seeded(0))
-
-
 # --- pairs and labels --------------------------------------------------------------------------------------------
 
 
@@ -199,49 +133,6 @@ def full_world(shortcut, seed):
 @pytest.fixture(scope="module")
 def world():
     return full_world("length", 0)
-
-
-@pytest.mark.slow
-def test_counts_uniqueness_and_metadata(world):
-    config = GoldConfig()
-    assert len(world.pairs) == config.num_prompts * config.pairs_per_prompt
-    assert len({pair.prompt_id for pair in world.pairs}) == config.num_prompts
-    assert len({pair.pair_id for pair in world.pairs + world.ood_pairs}) == len(world.pairs) + len(world.ood_pairs)
-    assert not {p.prompt_id for p in world.pairs} & {p.prompt_id for p in world.ood_pairs}
-    for pairs, split in ((world.pairs, "in_distribution"), (world.ood_pairs, "ood")):
-        assert {pair.metadata["subset"] for pair in pairs} == {task.name for task in TASK_TYPES}
-        for pair in pairs:
-            assert pair.metadata["split_hint"] == split
-            assert pair.metadata["flipped"] is False
-            assert pair.metadata["gold_chosen"] == gold_reward(pair.prompt, pair.chosen)
-            assert pair.metadata["gold_rejected"] == gold_reward(pair.prompt, pair.rejected)
-            assert pair.to_dict()["metadata"] == pair.metadata
-
-
-def test_another_seed_gives_other_prompts_and_label_settings_leave_the_texts_alone():
-    base = generate_pairs(GoldConfig(num_prompts=60), seed=1)
-    assert texts(base.pairs) != texts(generate_pairs(GoldConfig(num_prompts=60), seed=2).pairs)
-    noisy = generate_pairs(GoldConfig(num_prompts=60, temperature=3.0, flip_rate=0.3), seed=1)
-    assert texts(base.pairs) == texts(noisy.pairs)
-    assert any(pair.metadata["flipped"] for pair in noisy.pairs)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("flip_rate", "length_bias"), [(0.2, 0.5), (0.0, 1.0)])
-def test_biased_annotators_name_the_longer_response_that_often(flip_rate, length_bias):
-    fair, biased = (
-        generate_pairs(GoldConfig(flip_rate=flip_rate, length_bias=bias), seed=4).pairs for bias in (0.0, length_bias)
-    )
-    longer = np.array([len(pair.chosen) > len(pair.rejected) for pair in biased])
-    differ = np.array([len(pair.chosen) != len(pair.rejected) for pair in biased])
-    before = np.array([len(pair.chosen) > len(pair.rejected) for pair in fair])[: len(biased)]
-    expected = length_bias + (1 - length_bias) * before[differ].mean()
-    assert abs(longer[differ].mean() - expected) < 4 * math.sqrt(0.25 / differ.sum()) * (1 + (length_bias < 1))
-    apart = [pair.metadata for pair in biased if pair.metadata["gold_chosen"] != pair.metadata["gold_rejected"]]
-    agrees = np.array([found["gold_chosen"] > found["gold_rejected"] for found in apart])
-    probability = np.array([found["gold_win_probability"] for found in apart])
-    spread = math.sqrt((probability * (1 - probability)).sum())
-    assert abs(agrees.sum() - probability.sum()) <= 4 * spread + 1
 
 
 @pytest.mark.slow
@@ -303,24 +194,8 @@ def test_a_new_shortcut_leaves_the_worlds_of_the_others_as_they_were(shortcut):
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == PINNED[shortcut]
 
 
-def num_claims(text):
-    return sum(text.count(one) for one in CLAIMS)
-
-
-def test_claims_are_in_their_own_world_only_and_cost_gold_at_the_extreme():
-    assert not any(num_claims(pair.chosen + pair.rejected) for pair in full_world("length", 0).pairs)
-    answer = "The answer is 4 apples."
-    prompt = drawn(0)[0]
-    for few, many in ((0, 3), (3, 5)):
-        plain, claimed = (" ".join([answer, *[CLAIMS[0]] * count]) for count in (few, many))
-        cost = gold.FLATTERY_COST * max(0, many - gold.FREE_FLATTERY)
-        assert gold_reward(prompt, plain) - gold_reward(prompt, claimed) == pytest.approx(cost)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("shortcut", "feature"), [("length", len), ("flattery", num_flattering), ("claims", num_claims)]
-)
+@pytest.mark.parametrize(("shortcut", "feature"), [("length", len), ("flattery", num_flattering)])
 def test_the_shortcut_goes_with_gold_in_training_and_not_in_the_tail(shortcut, feature):
     world = full_world(shortcut, 0)
     assert correlation(world.pairs, feature) > 0.12
@@ -341,3 +216,10 @@ def test_pairs_with_a_tail_are_answered_as_the_policy_answers_and_their_prompts_
 
     assert extreme(plain) == 0
     assert 0.03 < extreme(tailed) < 0.075  # 0.2 x 0.25, of 1,800 answers
+
+
+def test_a_number_of_ten_thousand_digits_is_only_a_wrong_answer_and_read_in_linear_time():
+    for seed in range(40):
+        prompt, task = drawn(seed)
+        assert gold_reward(prompt, "9" * 10_000) <= HIGHEST - gold.CORRECTNESS, task
+        assert gold_reward(prompt.replace("How many", "9" * 10_000), "1") == 0.0

@@ -13,10 +13,9 @@ from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.observation import Kind, Observation
 from rmcore.data.readers.columns import USUAL_COLUMNS, ColumnMap
-from rmcore.data.readers.graded_rows import Grading
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import load_pairs
-from rmcore.data.splits import cap_prompts, exclude_held_out_conversations
+from rmcore.data.splits import exclude_held_out_conversations
 from source_sample import lines
 
 FIXTURES = Path(__file__).with_name("fixtures")
@@ -93,20 +92,6 @@ def test_a_first_observation_late_in_a_file_brings_those_of_the_pairs_before(tmp
     assert load_pairs(source, limit=20).observations == ()
 
 
-def test_the_sides_of_a_pair_carry_its_weight(tmp_path):
-    rows = [
-        {"pair_id": f"x{i}", "prompt": f"p {i}", "role": role, "response": role, "weight": 1 + i}
-        for i in range(3)
-        for role in ("chosen", "rejected")
-    ]
-    loaded = load_pairs(lines(rows, tmp_path / "rows.jsonl"), columns=ColumnMap(weight="weight"))
-    assert not load_pairs(
-        lines(rows, tmp_path / "rows.jsonl")
-    ).observations  # a weight that no setting names may be of anything
-    assert [(one.weight, one.observation_id) for one in loaded.observations] == [(1, "x0"), (2, "x1"), (3, "x2")]
-    assert [pair.pair_id for pair in loaded.pairs] == ["x0", "x1", "x2"]
-
-
 ranked_answers = st.lists(st.tuples(st.sampled_from("abcdef"), st.integers(0, 3)), min_size=2, max_size=7)
 
 
@@ -177,26 +162,6 @@ def test_what_is_held_out_as_a_tie_is_not_trained_on(tmp_path):
     assert left.num_held_out == len(training.pairs) - len(left.pairs)
 
 
-def test_a_cap_keeps_the_first_observations_of_a_prompt(tmp_path):
-    rows = [{"prompt": f"p {i % 2}", "a": f"x {i}", "b": "y", "winner": "tie" if i % 3 else "a"} for i in range(12)]
-    capped = cap_prompts(load_pairs(lines(rows, tmp_path / "rows.jsonl")), 2)
-    assert [one.answers[0] for one in capped.observations] == ["x 0", "x 1", "x 2", "x 3"]
-
-
-@pytest.mark.parametrize("write", [files.write_ultrafeedback, files.write_arena, files.write_helpsteer2])
-def test_the_order_of_rows_changes_no_observation(tmp_path, write):
-    path = tmp_path / "rows.jsonl"
-    first = load_pairs(write(path, 30))
-    rows = path.read_text(encoding="utf-8").splitlines()
-    random.Random(3).shuffle(rows)  # noqa: S311 - data
-    path.write_text("\n".join(rows), encoding="utf-8")
-    second = load_pairs(str(path))
-    for attribute, identity in (("observations", "observation_id"), ("pairs", "pair_id")):
-        one, two = ({getattr(x, identity): x for x in getattr(loaded, attribute)} for loaded in (first, second))
-        assert one == two
-        assert len(one) >= 20
-
-
 NAMES = ("helpfulness", "verbosity", "score")
 
 
@@ -217,7 +182,7 @@ def test_pairs_are_those_of_which_the_weighted_grades_differ(tmp_path_factory, a
     ]
     rows += [dict.fromkeys(NAMES, value) | {"prompt": "r", "response": str(value)} for value in (0, 2)]
     rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
-    loaded = load_pairs(lines(rows, tmp_path_factory.mktemp("rows") / "rows.jsonl"), grading=Grading(weights))
+    loaded = load_pairs(lines(rows, tmp_path_factory.mktemp("rows") / "rows.jsonl"), attribute_weights=weights)
     numbers = {name: [float(row[name]) for row in rows if name in row] for name in NAMES}
     scale = {name: (statistics.fmean(found), statistics.pstdev(found)) for name, found in numbers.items()}
     counts = {"helpfulness": 1.0} if weights is None else {name: weight for name, weight in weights.items() if weight}
@@ -259,24 +224,27 @@ def test_who_graded_what_is_an_observation_of_his_own_and_the_pairs_are_of_the_m
     assert (pair.metadata["chosen_model"], pair.metadata["chosen_overall"]) == ("m a", pytest.approx(8 / 3))
 
 
-def test_a_prompt_gives_as_many_pairs_as_a_row_of_ranked_answers(tmp_path):
-    source = lines([{"prompt": "p", "response": f"r {i}", "score": i} for i in range(20)], tmp_path / "rows.jsonl")
-    loaded = load_pairs(source)
-    assert (len(loaded.pairs), loaded.num_over_row_cap) == (36, 190 - 36)
-    assert any("154 of 190 pairs" in sentence for sentence in loaded.notices())
-
-
-def test_grades_that_are_not_possible_and_attributes_that_tell_nothing_are_set_aside_and_told(tmp_path):
-    rows = [{**row, "helpfulness": 4} for row in graded([1, 2, 7, 4, 2, 3])]
-    loaded = load_pairs(lines(rows, tmp_path / "rows.jsonl"), grading=Grading(levels=(1, 2, 3, 4)))
-    assert [(row.row, row.reason) for row in loaded.rejected] == [(3, "grade is none of the possible ones")]
+def test_attributes_that_tell_nothing_are_set_aside_and_told(tmp_path):
+    loaded = load_pairs(lines([{**row, "helpfulness": 4} for row in graded([1, 2, 7, 4, 2, 3])], tmp_path / "r.jsonl"))
     assert all(one.grades.keys() == {"score"} for one in loaded.observations)
     assert any("helpfulness is 4 in all graded rows" in sentence for sentence in loaded.notices())
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"attribute_weights": {"a": 0}}, {"attribute_weights": {}}, {"grade_levels": ()}, {"grade_columns": ()}]
-)
+@pytest.mark.parametrize("wrong", [{"attribute_weights": {"a": 0}}, {"attribute_weights": {}}, {"grade_columns": ()}])
 def test_settings_that_mean_nothing_are_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         DataConfig(**wrong)
+
+
+@pytest.mark.parametrize("write", [files.write_ultrafeedback, files.write_arena, files.write_helpsteer2])
+def test_the_order_of_rows_changes_no_observation(tmp_path, write):
+    path = tmp_path / "rows.jsonl"
+    first = load_pairs(write(path, 30))
+    rows = path.read_text(encoding="utf-8").splitlines()
+    random.Random(3).shuffle(rows)  # noqa: S311 - data
+    path.write_text("\n".join(rows), encoding="utf-8")
+    second = load_pairs(str(path))
+    for attribute, identity in (("observations", "observation_id"), ("pairs", "pair_id")):
+        one, two = ({getattr(x, identity): x for x in getattr(loaded, attribute)} for loaded in (first, second))
+        assert one == two
+        assert len(one) >= 20

@@ -19,9 +19,8 @@ from rmcore.core.tracking import NullTracker
 from rmcore.data.audit import audit
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.pairs_on_disk import RowsOnDisk, RowWriter, select
-from rmcore.data.parquet_rows import RecordFile
 from rmcore.data.table import PAIRS as FORM
-from rmcore.data.table import read_pairs, write_pairs
+from rmcore.data.table import write_pairs
 from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, select_training_pairs, write_tokenized
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import prepare
@@ -60,21 +59,6 @@ def test_any_choice_of_them_is_that_choice_of_the_list(on_disk: RowsOnDisk, plac
     assert list(chosen) == [PAIRS[place] for place in places]
     assert list(chosen[part]) == [PAIRS[place] for place in places][part]
     assert [chosen[index] for index in range(len(chosen))] == list(chosen)
-
-
-def test_they_outlive_their_file_and_are_written_as_pairs_in_memory_are(tmp_path: Path):
-    with RowWriter(tmp_path / "a.arrow", FORM) as writer:
-        writer.extend(PAIRS)
-    kept = writer.rows().take(np.arange(1, 1500, 2))
-    (tmp_path / "a.arrow").unlink()
-    kept.write_parquet(tmp_path / "a.parquet")
-    write_pairs(PAIRS[1::2], tmp_path / "b.parquet")
-    assert read_pairs(tmp_path / "a.parquet") == read_pairs(tmp_path / "b.parquet") == PAIRS[1::2]
-    assert (len(RecordFile(FORM, tmp_path / "a.parquet")), *RecordFile(FORM, tmp_path / "a.parquet")) == (
-        750,
-        *PAIRS[1::2],
-    )
-    assert read_pairs(tmp_path / "a.parquet", 3) == PAIRS[1:7:2]
 
 
 @pytest.mark.slow
@@ -181,14 +165,3 @@ def test_their_digest_knows_every_token_and_not_who_shared_the_work(tmp_path: Pa
         "id": [replace(pairs[0], pair_id="another"), *pairs[1:]],
     }
     assert len({same, *map(digest, changed.values())}) == 1 + len(changed)
-
-
-@pytest.mark.slow
-def test_a_batch_of_which_nothing_is_left_is_in_the_way_of_no_other(tmp_path: Path, renderer):
-    long = [PreferencePair(f"p{i}", "word " * 40, "other " * 40) for i in range(PAIRS_A_BATCH)]
-    short = [PreferencePair(f"q{i}", "a", "b") for i in range(5)]
-    write_tokenized(renderer, [*short[:2], *long, *short[2:]], tmp_path, over_length="drop")
-    found = open_tokenized(tmp_path, PAIRS_A_BATCH + 5)
-    assert [one.pair_id for one in found.pairs] == [one.pair_id for one in short]
-    assert found.pairs[3].pair_id == short[3].pair_id
-    assert found.num_left_out == PAIRS_A_BATCH

@@ -7,8 +7,6 @@ import subprocess
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from rmcore.core.errors import ConfigError, DataError, ModelError
@@ -89,22 +87,6 @@ def test_the_function_gets_the_prompt_and_its_text_is_tokenized_like_plain_text(
 
 def closing(tokenizer):
     return [] if tokenizer.eos_token_id == tokenizer.pad_token_id else [tokenizer.eos_token_id]
-
-
-def test_an_eos_that_the_function_writes_is_not_doubled(tokenizer):
-    renderer = own_renderer(tokenizer, function=lambda prompt, completion: completion + tokenizer.eos_token)
-    (side,) = renderer.tokenize_sides([("p", "fine")])
-    assert side.ids.count(tokenizer.eos_token_id) == 1
-    assert side.ids[-1] == tokenizer.eos_token_id
-
-
-@given(st.integers(1, 200), st.integers(1, 200), st.integers(24, 90))
-def test_a_custom_text_is_cut_around_its_completion(tokenizer, num_prompt, num_completion, limit):
-    sides = [(" lemon" * num_prompt, " stone" * num_completion)]
-    (cut,), (full,) = (own_renderer(tokenizer, size).tokenize_sides(sides) for size in (limit, 10_000))
-    assert len(cut.ids) == min(limit, len(full.ids))
-    assert cut.num_cut == len(full.ids) - len(cut.ids)
-    assert tokenizer.decode(cut.ids).endswith(tokenizer.decode(full.ids)[-5:])  # what stands behind stays
 
 
 @pytest.mark.parametrize("returned", ["something else", "", None, b"a"])

@@ -177,19 +177,6 @@ def test_each_prompt_keeps_its_first_pairs_in_order(prompts, most):
         assert [one for one in capped.pairs if one.prompt == prompt] == own[:most]
 
 
-@pytest.mark.parametrize(("most", "expected"), [(None, (40, 40)), (2, (20, 40))])
-def test_held_out_pairs_of_their_own_source_are_not_capped(tmp_path: Path, most, expected):
-    pairs = [pair(number % 10, number) for number in range(40)]
-    held_out = [PreferencePair(f"other {number % 10}", f"good {number}", "bad") for number in range(40)]
-    write_pairs(pairs, tmp_path / "a.parquet")
-    write_pairs(held_out, tmp_path / "b.parquet")
-    config = DataConfig(
-        source=str(tmp_path / "a.parquet"), eval_source=str(tmp_path / "b.parquet"), pairs_per_prompt=most
-    )
-    splits, _ = load_splits(config, seed=0)
-    assert (len(splits["train"]) + len(splits["validation"]), len(splits["test"])) == expected
-
-
 @pytest.mark.parametrize("extra", [{}, {"test_seed": 3}, {"eval_limit": 9}])
 def test_held_out_prompts_of_the_same_source_keep_their_pairs_whatever_the_cap(tmp_path: Path, extra):
     write_pairs([pair(number % 30, number) for number in range(120)], tmp_path / "a.parquet")

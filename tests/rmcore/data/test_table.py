@@ -106,13 +106,3 @@ def test_round_trip_is_exact_on_disk_and_in_between(tmp_path_factory, some):
         == some
     )
     assert len(RecordFile(OBSERVATIONS, folder / "a.parquet")) == len(some)
-
-
-def test_what_is_no_table_of_observations_is_refused(tmp_path):
-    with pytest.raises(DataError, match="the observations were not prepared"):
-        list(RecordFile(OBSERVATIONS, tmp_path / "absent.parquet"))
-    write_pairs([PreferencePair("p", "a", "b")], tmp_path / "pairs.parquet")
-    with pytest.raises(DataError, match="no column 'observation_id': it is not a table of prepared observations"):
-        list(RecordFile(OBSERVATIONS, tmp_path / "pairs.parquet"))
-    with pytest.raises(DataError, match="one of the observations holds text that is not valid Unicode"):
-        write_records(OBSERVATIONS, [Observation("p", ("a\ud800", "b"), ranks=(1, 1))], tmp_path / "t.parquet")

@@ -3,19 +3,16 @@
 import csv
 import io
 import json
-import tracemalloc
 from collections import Counter
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
 from rmcore.data.readers import files, tables
-from rmcore.data.readers.files import read_file
 from rmcore.data.readers.sources import load_pairs
 from source_sample import lines
 
@@ -201,7 +198,6 @@ def test_maps_of_arrow_are_objects(tmp_path):
 
 NAMES = ("prompt", "chosen", "rejected")
 words = st.lists(st.sampled_from(["a", "b c", ",", "\n", '"', ', "', "\n\n"]), min_size=1, max_size=6).map("".join)
-with_backslashes = st.lists(st.sampled_from(["a", ",", "\n", '"', "\\"]), min_size=1, max_size=6).map("".join)
 
 
 def texts_in_tables(texts):
@@ -238,31 +234,6 @@ def test_quotes_that_are_escaped_with_backslashes(folder, rows):
     assert found is None or set(found) <= set(rows)
 
 
-@pytest.mark.slow
-@given(texts_in_tables(with_backslashes))
-def test_backslashes_are_text_where_quotes_are_doubled(folder, rows):
-    text = written(rows)
-    found = read(folder, text)
-    assert found == rows or (found is None and '\\"' in text)
-
-
-@pytest.mark.slow
-@settings(max_examples=300)
-@given(texts_in_tables(words), st.data())
-def test_a_quote_too_many_or_too_few(folder, rows, data):
-    text = written(rows)
-    places = [place for place, char in enumerate(text) if char == '"' and place > len(",".join(NAMES))]
-    if places and data.draw(st.booleans()):
-        place = data.draw(st.sampled_from(places))
-        text = text[:place] + text[place + 1 :]
-    else:
-        place = data.draw(st.integers(len(",".join(NAMES)) + 1, len(text)))
-        text = text[:place] + '"' + text[place:]
-    plain = {tuple(cell.replace('"', "") for cell in row) for row in rows}
-    found = read(folder, text) or []
-    assert {tuple(cell.replace('"', "") for cell in row) for row in found} <= plain
-
-
 def test_the_row_limit_holds_for_lines_headers_and_cells_of_many_lines(tmp_path, monkeypatch):
     monkeypatch.setattr(tables, "MAX_ROW_BYTES", 1000)
     monkeypatch.setattr(files, "MAX_ROW_BYTES", 1000)
@@ -271,24 +242,3 @@ def test_the_row_limit_holds_for_lines_headers_and_cells_of_many_lines(tmp_path,
         (tmp_path / name).write_text(text)
         with pytest.raises(DataError, match=r"longer than|larger than"):
             load_pairs(str(tmp_path / name))
-
-
-def test_blank_lines_before_the_header_are_counted_and_not_kept(tmp_path):
-    path = tmp_path / "data.csv"
-    path.write_text("  \n" * 200_000 + 'sep=;\n\nprompt;chosen;rejected\n\np;a;b\np;"a";"b\n')
-    tracemalloc.start()
-    with pytest.raises(DataError, match="begins in line 200006 "):
-        list(read_file(path))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 2**22  # the lines alone would take three times as much
-
-
-def test_what_pandas_wrote_is_read_back(tmp_path):
-    frame = pd.DataFrame(
-        [{"prompt": f"p {n}\nmore", "chosen": "1+1 é 好", "rejected": "b", "margin": n / 2} for n in range(3)]
-    )
-    frame.to_csv(tmp_path / "pairs.csv", index=False)
-    found = load_pairs(str(tmp_path / "pairs.csv")).pairs
-    texts = [(pair.prompt, pair.chosen, pair.rejected, pair.target_margin) for pair in found]
-    assert texts == list(frame.itertuples(index=False, name=None))

@@ -7,10 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
-from rmcore.data.pair import Message, PreferencePair, answer_turn, as_json, with_text_answers
+from rmcore.data.pair import Message, PreferencePair, answer_turn, with_text_answers
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.rendering import DroppedPair, Renderer, Rendering
-from rmcore.data.shown import Shown
 from rmcore.models.packing.layout import shared_prefix
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.policy.policy import TextReader
@@ -224,16 +223,3 @@ def test_answers_that_are_calls_are_not_edited(capsys):
     assert "answers of 1 of 2 pairs" in capsys.readouterr().err
     with pytest.raises(DataError, match="all 1 pairs"):
         with_text_answers([calls], "edited")
-
-
-def test_a_dialogue_of_many_calls_is_rendered_a_few_times():
-    calls = [as_json({"tool_calls": [{"function": {"name": "f", "arguments": {"a": str(n)}}}]}) for n in range(50)]
-    turns = tuple(turn for call in calls for turn in (Message("assistant", "", call), Message("tool", "5")))
-    rendered = []
-
-    def render(given):
-        rendered.append(given)
-        return "".join(turn.text for turn in given)
-
-    Shown(render, "it").check(turns, render(turns))
-    assert len(rendered) == 2

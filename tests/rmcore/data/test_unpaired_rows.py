@@ -8,12 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import source_sample as sample
-from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
-from rmcore.data.readers import unpaired_rows
 from rmcore.data.readers.sources import load_pairs, write_rejected
-from rmcore.stages.prepare import load_sources
 
 
 def row(pair_id, role, text=None, prompt=None, **extra):
@@ -143,40 +140,13 @@ def test_pairs_in_one_row_that_lack_a_side_are_an_error_on_request_and_other_fau
         load(lacking, tmp_path, require_complete_pairs=True)
 
 
-def test_the_setting_reaches_the_reader_of_both_sources(tmp_path):
-    good = write(whole("good"), tmp_path / "good.jsonl")
-    bad = write([*whole("bad"), row("a", "chosen")], tmp_path / "bad.jsonl")
-    assert len(load_sources(DataConfig(source=bad, eval_source=good))) == 2
-    for source, eval_source in ((bad, good), (good, bad)):
-        with pytest.raises(DataError, match="incomplete"):
-            load_sources(DataConfig(source=source, eval_source=eval_source, require_complete_pairs=True))
-
-
-def test_a_limit_stops_at_so_many_whole_pairs_and_counts_the_rows_that_wait_for_their_other_side(tmp_path):
-    rows = [row("a", "chosen"), *whole("b"), row("c", "chosen"), row("a", "rejected"), row("c", "rejected")]
-    for limit, ids, num_rows, waiting in ((1, "b", 3, 1), (2, "ab", 5, 1), (3, "abc", 6, 0), (9, "abc", 6, 0)):
-        loaded = load(rows, tmp_path, limit=limit, require_complete_pairs=True)
+def test_a_limit_keeps_the_first_pairs_of_all_rows(tmp_path):
+    rows = [row("a", "chosen"), *whole("b"), row("c", "chosen"), row("a", "rejected"), row("d", "rejected")]
+    for limit, ids in ((1, "a"), (2, "ab"), (9, "ab")):
+        loaded = load(rows, tmp_path, limit=limit)
         assert [one.pair_id for one in loaded.pairs] == [*ids]
-        assert (loaded.rejected, loaded.num_rows) == ([], num_rows)
-        assert [f"{waiting} of {num_rows} rows" in one for one in loaded.notices()] == [True] * waiting
-    loaded = load([row("twice", "chosen"), row("twice", "chosen"), *rows], tmp_path, limit=1)
-    assert reasons(loaded) == [(1, "one side twice", "twice"), (2, "one side twice", "twice")]
-
-
-def test_a_side_without_its_other_one_is_set_aside_where_the_limit_is_reached_at_the_end_of_the_source(tmp_path):
-    rows = [row("a", "chosen"), *whole("b")]
-    loaded = load(rows, tmp_path, limit=1)
-    assert (reasons(loaded), loaded.notices()) == ([(1, "other side missing", "a")], [])
-    with pytest.raises(DataError, match="1 pairs are incomplete"):
-        load(rows, tmp_path, limit=1, require_complete_pairs=True)
-
-
-def test_rows_of_an_id_that_repeats_are_not_joined_again_with_each_further_one(tmp_path, monkeypatch):
-    join, joined = unpaired_rows._joined, []
-    monkeypatch.setattr(unpaired_rows, "_joined", lambda rows: joined.append(len(rows)) or join(rows))
-    loaded = load([*whole("good"), *(row("same", "chosen") for _ in range(100))], tmp_path)
-    assert len(loaded.rejected) == 100
-    assert joined == [1, 2, 1, 2]
+        assert loaded.num_rows == len(rows)
+        assert reasons(loaded) == [(4, "other side missing", "c"), (6, "other side missing", "d")]
 
 
 sides = st.lists(
@@ -206,8 +176,4 @@ def test_any_rows_are_paired_exactly_or_set_aside(tmp_path_factory, drawn, limit
     assert {one.row for one in loaded.rejected} == {n for key in groups.keys() - set(good) for n, _ in groups[key]}
     assert len(loaded.rejected) + 2 * len(loaded.pairs) == loaded.num_rows == len(rows)
     assert max(Counter(one.row for one in loaded.rejected).values(), default=1) == 1
-    some = load_pairs(str(path), limit=limit)
-    assert some.pairs == load_pairs(write(rows[: some.num_rows], path.with_name("some.jsonl"))).pairs
-    assert len(some.pairs) == limit or some.pairs == loaded.pairs
-    num_said = sum(int(one.split(" of ")[0]) for one in some.notices())  # the rows that wait for their other side
-    assert len(some.rejected) + 2 * len(some.pairs) + num_said == some.num_rows
+    assert load_pairs(str(path), limit=limit).pairs == loaded.pairs[:limit]

@@ -140,7 +140,6 @@ OTHER_VALUES = {
     "policy.people": "to_judge", "policy.judge_ceiling": 0.9,
     "data.attribute_weights": {"helpfulness": 1.0},
     "data.grade_columns": ("stars",),
-    "data.grade_levels": (0.0, 1.0),
     "device": "cuda:1", "loggers": ("wandb",),
     "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
     "model.render_fn": "json:dumps",
