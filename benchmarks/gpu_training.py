@@ -266,11 +266,15 @@ def large(work: Work) -> None:
         work.measure(f"{pairs} pairs", lambda cell=cell: trained(work, cell, **winner(work)))
 
 
-WIDE_FORMS: dict[str, dict[str, Any]] = {"kept": {}, "recomputed": {"gradient_checkpointing": True}}
+WIDE_FORMS: dict[str, dict[str, Any]] = {
+    "kept": {},
+    "8-bit moments, split weights": {"optimizer": "adamw8bit"},
+    "recomputed": {"gradient_checkpointing": True},
+}
 
 
 def wide(work: Work) -> None:
-    """Four layers of the width of 8 B: activations kept, activations recomputed."""
+    """Four layers of the width of 8 B: activations kept, 8 bytes a weight, activations recomputed."""
     for name, changes in WIDE_FORMS.items():
         work.measure(name, lambda changes=changes: _wide(work, changes))
 

@@ -28,8 +28,8 @@ class TrainConfig(Settings):
     """Most tokens computed in one micro-batch, padding included. Left out: chosen from the memory of the device."""
     over_length: Literal["cut", "drop"] = "cut"
     """A training pair with a side over max_seq_len: cut that side, or drop the pair. Both are counted."""
-    optimizer: Literal["adamw", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
-    """muon: AdamW beyond hidden matrices. lion: a third of the lr. sam: two passes."""
+    optimizer: Literal["adamw", "adamw8bit", "adam", "sgd", "muon", "lion", "sam"] = "adamw"
+    """muon: AdamW beyond hidden matrices. lion: a third of the lr. sam: two passes. adamw8bit: 8 bytes a weight."""
     adam_beta2: float = Field(default=0.999, ge=0, lt=1)
     """Decay of the mean squared gradient in adamw, adam, sam and muon's AdamW; OpenRLHF takes 0.95."""
     lr: float = Field(default=5e-6, gt=0)
@@ -76,7 +76,7 @@ class TrainConfig(Settings):
     """How many of the best evaluated steps to keep: `best/` alone, or the next ones too as `step_*/`."""
     resume_every_seconds: Annotated[float, RUN_ONLY] = Field(default=300.0, ge=0)
     """Least seconds between resumable states, of which the newest two are kept: what a kill costs, or more where
-    steps would wait for them for more than 2 % of the time."""
+    steps would wait for them for more than 2 % of the time, or while one is still being written."""
     gradient_checkpointing: bool | None = None
     """Recompute activations in the backward pass: less memory, about a third more time. Left out: in as few
     layers as the memory of the device demands."""
@@ -116,6 +116,15 @@ class TrainConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _halves_of_weights_are_bfloat16(self) -> Self:
+        if self.optimizer == "adamw8bit" and self.precision != "bf16":
+            raise ValueError(
+                f"optimizer=adamw8bit computes with the bfloat16 halves of the weights, and precision={self.precision} "
+                "wants whole ones; set precision to bf16."
+            )
+        return self
+
+    @model_validator(mode="after")
     def _a_loss_that_depends_on_the_cut_has_a_budget(self) -> Self:
         if self.batching == "plain" and self.token_budget is None:
             raise ValueError(
@@ -126,9 +135,16 @@ class TrainConfig(Settings):
 
     @model_validator(mode="after")
     def _processes_can_share(self) -> Self:
-        if self.pairs_per_step % self.num_processes:
+        number = self.num_processes
+        if self.pairs_per_step % number:
             raise ValueError(
                 f"pairs_per_step={self.pairs_per_step} does not divide among num_processes={self.num_processes}, "
                 "so some would idle in every step; use a multiple."
+            )
+        if number > 1 and self.optimizer == "adamw8bit":
+            raise ValueError(
+                f"optimizer=adamw8bit trains in one process, and num_processes={self.num_processes} share the "
+                "model: its blocks of weights would depend on how many there are. Use adamw, of which each process "
+                "keeps its share."
             )
         return self

@@ -125,18 +125,33 @@ class InFloat32(TorchFunctionMode):
 
     So a model whose weights are rounded computes as exactly as they are, without a second copy of them: a weight is
     widened while it is used. Slow, and for forward passes: what is written in place goes to the copy.
+
+    Args:
+        exact: gives the float32 numbers that a tensor is the rounded form of, where they are known, else the tensor.
     """
+
+    def __init__(self, exact: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> None:
+        super().__init__()
+        self._exact = exact
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Call `func` with wide operands; of an embedding, or a tensor's attribute, what comes out is made wide."""
-        if func.__name__ == "__get__" or func in (functional.embedding, torch.embedding):
+        if func.__name__ == "__get__":
             return self._widened(func(*args, **(kwargs or {})))
+        if func in (functional.embedding, torch.embedding):
+            return self._widened(
+                func(*map(self._known, args), **{k: self._known(v) for k, v in (kwargs or {}).items()})
+            )
         return func(*map(self._widened, args), **{name: self._widened(value) for name, value in (kwargs or {}).items()})
+
+    def _known(self, value: Any) -> Any:
+        return self._exact(value) if isinstance(value, Tensor) else value
 
     def _widened(self, value: Any) -> Any:
         if isinstance(value, Tensor):
+            value = self._exact(value)
             return value.float() if value.dtype == torch.bfloat16 else value
         if isinstance(value, list | tuple) and not isinstance(value, torch.Size):
             wide = [self._widened(one) for one in value]

@@ -301,10 +301,22 @@ class BradleyTerryRM(SideScorer):
         return sum(layer.weight.numel() for layer in layers)
 
     def widen(self) -> None:
-        """Make every weight float32 again after `narrow_base`: no number changes by it."""
+        """Make every weight float32 again, after `narrow_base` and where they are split: no number changes by it."""
+        self.join()
         for layer in self._narrowed:
             layer.weight.data = layer.weight.data.float()
         self._narrowed.clear()
+
+    def join(self) -> None:
+        """Make split weights float32 again; the optimizer that has the other halves is of no use afterwards."""
+        if self.split is not None:
+            self.split.widen()
+            self.split = None
+
+    def whole_state(self) -> dict[str, Tensor]:
+        """The state of `model`, with split weights joined to float32, on the CPU."""
+        state = self.model.state_dict()
+        return state if self.split is None else {**state, **self.split.whole_weights(self.model)}
 
     def tokenize(self, prompts: Prompt | Sequence[Prompt], responses: str | Sequence[str]) -> dict[str, Tensor]:
         """Render and tokenize N responses to their prompts: right-padded `input_ids`, `attention_mask`, (N, L) long.
@@ -379,6 +391,8 @@ class BradleyTerryRM(SideScorer):
             ModelError: the weights are narrower than float32.
         """
         self.require_float32("saved: the file would hold rounded weights and not say so")
+        if self.split is not None:
+            state = self.whole_state()  # what is split is not sharded
         if self.companion is None:
             self._save_plain(folder, state)
             return
@@ -396,7 +410,8 @@ class BradleyTerryRM(SideScorer):
         Raises:
             ModelError: the weights are narrower than float32.
         """
-        if not self._narrowed and (narrow := narrow_floats(self.model)):  # what `narrow_base` narrowed is exact
+        is_exact = self._narrowed or self.split is not None  # more of them is known than the model holds
+        if not is_exact and (narrow := narrow_floats(self.model)):
             raise ModelError(
                 f"the weights of {self._origin.name} are {', '.join(narrow)} here, and such a model cannot be {what}. "
                 "Load it in float32; a file of bfloat16 weights is made by rm-opt export --dtype bfloat16, which "
@@ -405,14 +420,23 @@ class BradleyTerryRM(SideScorer):
 
     def _save_plain(self, folder: Path, state: Mapping[str, Tensor] | None) -> None:
         if self._adapter_base is None:
-            save_pretrained(self.model, folder, state_dict=None if state is None else dict(state))
+            self._save_model(self.model, folder, None if state is None else dict(state))
             self.save_records(folder)
             return
-        save_pretrained(self.model.get_base_model(), folder, state_dict=lora.merged_state(self.model, state))
+        self._save_model(self.model.get_base_model(), folder, lora.merged_state(self.model, state))
         self.save_records(folder)
         adapter = folder / lora.ADAPTER_FOLDER
         lora.save_adapter(self.model, adapter, self._adapter_base, state)
         self.save_records(adapter)
+
+    def _save_model(self, model: Any, folder: Path, state: dict[str, Tensor] | None) -> None:
+        """Write weights and configuration; the latter names the type of the weights that are written."""
+        dtype = model.config.dtype
+        save_pretrained(model, folder, state_dict=state)  # which names the type of the model's first parameter
+        if self.split is not None:
+            model.config.dtype = torch.float32
+            save_pretrained(model.config, folder)
+        model.config.dtype = dtype
 
     def save_records(self, folder: Path) -> None:
         """Write what a checkpoint holds besides its weights: tokenizer, rendering record, beta, and the seal of all."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -37,6 +37,22 @@ AHEAD = 2
 """Batches that are ready for a GPU, or being made, while another is in use."""
 
 
+class SplitWeights(Protocol):
+    """Float32 weights of which `BradleyTerryRM.model` has the bfloat16 halves, while it is trained."""
+
+    def whole_weights(self, model: torch.nn.Module) -> dict[str, Tensor]:
+        """Give them by name, on the CPU."""
+        ...
+
+    def exact(self, tensor: Tensor) -> Tensor:
+        """Give those that a tensor is the halves of; else the tensor."""
+        ...
+
+    def widen(self) -> None:
+        """Put them in the place of their halves."""
+        ...
+
+
 class SideScorer:
     """The part of a reward model that computes: the model itself, and how it computes rows of tokens."""
 
@@ -50,6 +66,8 @@ class SideScorer:
         """Whether rows are packed where the model can be; off: always padded."""
         self.compiled: CompiledLayers | None = None
         """Compiled layers that scoring uses: those of the training, during it; on a GPU, made for `COMPILED_WORK`."""
+        self.split: SplitWeights | None = None
+        """See `SplitWeights`; None: the model itself holds the float32 weights."""
         self._narrowed: list[torch.nn.Linear] = []
         self._packing: dict[tuple[Precision, str], Packing | None] = {}
 
@@ -189,6 +207,8 @@ class SideScorer:
 
     def _in_float32(self, precision: Precision) -> AbstractContextManager[Any]:
         """Make the block compute in float32 where weights are held in bfloat16 and fp32 is requested."""
+        if precision == "fp32" and self.split is not None:
+            return InFloat32(self.split.exact)
         return InFloat32() if precision == "fp32" and self._narrowed else nullcontext()
 
 

@@ -129,7 +129,7 @@ class PublishEvery:
 
 def travelling_state(rm: BradleyTerryRM) -> Mapping[str, Tensor]:
     """The weights by the plain model's own names, with adapters added in."""
-    state = rm.model.state_dict()
+    state = rm.whole_state()
     return lora.merged_state(rm.model, state) if rm.has_adapters else state
 
 

@@ -180,7 +180,7 @@ class Trainer:
 
         Raises:
             TrainingError: loss or gradient is not finite, memory is insufficient, or a worker process failed.
-        ConfigError: several processes do not see the same folder.
+            ConfigError: several processes do not see the same folder.
             KeyboardInterrupt: after Ctrl-C or SIGTERM, once the current step is done and the state is saved.
         """
         try:
@@ -196,7 +196,7 @@ class Trainer:
             if self.ranks.is_main:
                 self._table = MetricsTable(self.folder / "metrics.csv", self.progress.rows)
                 stack.callback(self._table.close)
-            self._saver = StateSaver(self.folder, self.config.resume_every_seconds, self.ranks)
+            self._saver = stack.enter_context(StateSaver(self.folder, self.config.resume_every_seconds, self.ranks))
             stepper = Stepper(context, self.feed)
             profiles = self.config.profile_gpu and self.ranks.is_main
             left = self.num_steps - self.progress.step
@@ -266,7 +266,7 @@ class Trainer:
                 due = reason is None and self._saver.is_due()
                 if self.ranks.agree(interrupted or due):
                     self._read_results(stepper)
-                    self._save_state(context)
+                    self._save_state(context, last=interrupted)
                 if interrupted:
                     raise KeyboardInterrupt
                 if reason is not None:
@@ -353,12 +353,12 @@ class Trainer:
             described = {self.best_rewards_split: reward_distribution(self.best_rewards)}
             write_json(self.folder / "reward_distributions.json", described)
 
-    def _save_state(self, context: StepContext) -> None:
-        """Save a state of the current step that a later attempt can resume from."""
+    def _save_state(self, context: StepContext, *, last: bool) -> None:
+        """Save a state of the current step that a later attempt can resume from; wait for it if it is the `last`."""
         self._peak.note()
         randoms = self.ranks.gather(states.random_state(context.device))
         tensors = states.collect_state(self.rm.model, context.optimizer, randoms, self.best_rewards)
-        self._saver.save(self.progress.step, tensors, self.progress.to_dict(), self.writer.chosen())
+        self._saver.save(self.progress.step, tensors, self.progress.to_dict(), self.writer.chosen(), last=last)
 
     def _finish(self, context: StepContext, stop_reason: str) -> TrainResult:
         self._peak.note()
@@ -387,12 +387,14 @@ class Trainer:
         return implied_pairs([self.train[index] for index in list(seen)[:DISTRIBUTION_PAIRS]])
 
     def probe(self, num_steps: int) -> int:
-        """Run the first steps to measure their cost. The weights change, and nothing is saved.
+        """Run the first steps to measure their cost. The weights change, end as float32, and nothing is saved.
 
         Returns:
             Number of computed tokens.
         """
-        with training_form(self.rm, self.config):
+        with ExitStack() as stack:
+            stack.callback(self.rm.join)
+            stack.enter_context(training_form(self.rm, self.config))
             stepper = Stepper(make_context(self.rm, self.config, self.ranks), self.feed)
             for step in range(min(num_steps, self.num_steps)):
                 stepper.run(step + 1, *stepper.feed[step])
@@ -466,6 +468,8 @@ def make_context(rm: BradleyTerryRM, config: TrainConfig, ranks: Ranks) -> StepC
     shard(rm, ranks, config.chosen_precision)
     device = rm.device
     optimizer = make_optimizer(rm.model, config)
+    if config.optimizer == "adamw8bit":  # the weights are narrow now
+        rm.split = optimizer
     weights = _half_weights(rm, device) if uses_half_weights(config, device) and ranks.world == 1 else None
     computes_as_it_is = weights is not None or ranks.world > 1  # see `shard`
     precision = "fp32" if computes_as_it_is else config.chosen_precision

@@ -159,7 +159,7 @@ class StepCounter:
     def _make_twin(self) -> None:
         config = self._config
         twin = _twin_of(self._model, config, self._device)
-        self._optimizer = make_optimizer(twin, config)
+        self._optimizer = make_optimizer(twin, config)  # which may split the weights
         self._trained = [parameter for parameter in twin.parameters() if parameter.requires_grad]
         self._weights = _num_bytes([*twin.parameters(), *twin.buffers()])
         self._halves = self._finds_half_weights(twin)
@@ -216,10 +216,12 @@ class StepCounter:
 
     def _count_update(self) -> int:
         """Most bytes of temporaries."""
+        before = self._optimizer.state_bytes  # split weights have theirs already
         with TensorPeak() as updated:
             torch.nn.utils.clip_grad_norm_(self._trained, self._config.clip)
+            self._optimizer.keep_costliest_gradients()
             self._optimizer.step()
-        return max(0, updated.num_bytes - self._optimizer.state_bytes)
+        return max(0, updated.num_bytes - (self._optimizer.state_bytes - before))
 
     def _finds_half_weights(self, twin: nn.Module) -> bool:
         if self._world > 1 or not uses_half_weights(self._config, self._device):

@@ -18,6 +18,7 @@ from torch.optim import SGD, Adam, AdamW, Muon, Optimizer
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, TrainingError
 from rmcore.models.layers import is_reward_head
+from rmcore.training.split_adamw import SplitAdamW
 
 ADAM_BETA1 = 0.9
 """Decay of the mean of the gradient; that of its square is `adam_beta2`. Kingma & Ba 2015, arXiv:1412.6980."""
@@ -101,7 +102,9 @@ class OptimizerSet:
     @property
     def can_skip(self) -> bool:
         """Whether `step` takes `skip`: fused kernels look at it. SAM's second pass needs the host's eyes anyway."""
-        return not self.sharpness_aware and all(group.get("fused") for group in self.param_groups)
+        return not self.sharpness_aware and all(
+            isinstance(part, SplitAdamW) or group.get("fused") for part in self._parts for group in part.param_groups
+        )
 
     @property
     def state_bytes(self) -> int:
@@ -129,6 +132,12 @@ class OptimizerSet:
             vars(part).update(found_inf=skip, grad_scale=divisor)  # as torch.amp.GradScaler hands them to fused kernels
             part.step()
 
+    def keep_costliest_gradients(self) -> None:
+        """Drop the gradients whose update takes no more memory at a time than that of one that is left."""
+        for part in self._parts:
+            if isinstance(part, SplitAdamW):
+                part.keep_costliest_gradients()
+
     @torch.no_grad()
     def ascend(self) -> None:
         """Move all weights by rho g / ||g||, the norm being over all gradients; on several ranks all must call it."""
@@ -150,6 +159,25 @@ class OptimizerSet:
         for parameter, before in self._before_ascent.items():
             parameter.copy_(before)
         self._before_ascent.clear()
+
+    def whole_weights(self, model: nn.Module) -> dict[str, Tensor]:
+        """The float32 weights, on the CPU, of parameters of `model` that are upper halves of them (adamw8bit)."""
+        joined = {p: part.joined for part, p in self._placed() if isinstance(part, SplitAdamW)}
+        named = model.named_parameters(remove_duplicate=False)
+        return {name: joined[p](p).cpu() for name, p in named if p in joined}
+
+    def exact(self, tensor: Tensor) -> Tensor:
+        """Give the float32 weights where `tensor` is a parameter that is the upper half of them; else `tensor`."""
+        for part in self._parts:
+            if isinstance(part, SplitAdamW) and tensor in part.state:
+                return part.joined(tensor)
+        return tensor
+
+    def widen(self) -> None:
+        """Make such parameters float32 again; the optimizer is of no use afterwards."""
+        for part in self._parts:
+            if isinstance(part, SplitAdamW):
+                part.widen()
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -198,7 +226,8 @@ def whole(tensor: Tensor, *, keep: bool = True) -> Tensor:
 
 def _check_shapes(values: Mapping[str, Tensor], parameter: nn.Parameter, name: str) -> None:
     for key, value in values.items():
-        if key != "step" and value.shape != parameter.shape:  # Adam counts steps in a tensor of its own
+        # Adam counts steps in a tensor of its own; a scale is that of many weights.
+        if key != "step" and not key.endswith("_scale") and value.shape != parameter.shape:
             raise TrainingError(
                 f"the saved optimizer state has {key} of shape {tuple(value.shape)} for {name}, which is "
                 f"{tuple(parameter.shape)}: it belongs to another model. Start again in another folder."
@@ -208,9 +237,10 @@ def _check_shapes(values: Mapping[str, Tensor], parameter: nn.Parameter, name: s
 def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
     """Build the optimizer named in `config` over the trainable parameters of `model`.
 
-    adamw, muon, lion and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a
-    matrix by about as much as AdamW does at the same learning rate.
-    adam, adamw and, in one process, sgd `can_skip` an update; the others do not.
+    adamw8bit makes the parameters of the backbone bfloat16, see `rmcore.training.split_adamw`. adamw, adamw8bit, muon,
+    lion and sam decay weights directly; adam and sgd add the decay to the gradient. A `muon` step moves a matrix by
+    about as much as AdamW does at the same learning rate.
+    adam, adamw, adamw8bit and, in one process, sgd `can_skip` an update; the others do not.
 
     Raises:
         ConfigError: the model is sharded over processes and the optimizer is not exact there.
@@ -220,6 +250,8 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
     if name == "muon":
         return OptimizerSet(trained, _muon_parts(model, config))
     groups, betas = parameter_groups(trained, config), (ADAM_BETA1, config.adam_beta2)
+    if name == "adamw8bit":
+        return OptimizerSet(trained, _split_parts(trained, config))
     if name == "adam":
         return OptimizerSet(trained, [Adam(groups, lr=lr, betas=betas, fused=True)])
     if name == "sgd":
@@ -230,6 +262,24 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> OptimizerSet:
         return OptimizerSet(trained, [Lion(groups, lr)])
     radius = SAM_RADIUS if name == "sam" else None
     return OptimizerSet(trained, [AdamW(groups, lr=lr, betas=betas, fused=True)], ascent_radius=radius)
+
+
+def _split_parts(trained: Mapping[str, nn.Parameter], config: TrainConfig) -> list[Optimizer]:
+    """Split AdamW over the backbone; plain AdamW over the reward head, which computes in float32, and few numbers."""
+    if any(isinstance(parameter, DTensor) for parameter in trained.values()):
+        raise ConfigError(
+            "optimizer=adamw8bit with a model sharded over processes: its blocks of weights would depend on how many "
+            "there are. Use adamw, of which each process keeps its share, or train in one process."
+        )
+    kept = {name: p for name, p in trained.items() if is_reward_head(name) or name.startswith(LIKELIHOOD_PREFIX)}
+    backbone = [p for name, p in trained.items() if name not in kept]
+    betas = (ADAM_BETA1, config.adam_beta2)
+    # Not compiled, an update moves some 1,000 bytes a weight: seconds a step at 8 B.
+    compiled = config.compile or any(parameter.is_cuda for parameter in backbone)
+    return [
+        SplitAdamW(decay_groups(backbone, config.weight_decay), config.lr, betas, compiled=compiled),
+        AdamW(parameter_groups(kept, config), lr=config.lr, betas=betas, fused=True),
+    ]
 
 
 def parameter_groups(named: Mapping[str, nn.Parameter], config: TrainConfig) -> list[dict[str, Any]]:

@@ -63,10 +63,12 @@ def find_resume_point(folder: Path) -> ResumePoint | None:
 
 
 @contextmanager
-def new_state(folder: Path, step: int, record: Mapping[str, Any], checkpoints: Sequence[Path] = ()) -> Iterator[Path]:
-    """Give a folder for files of tensors, which is the state of `step` when the block ends.
+def new_state(
+    folder: Path, step: int, record: Mapping[str, Any], checkpoints: Sequence[Path] = ()
+) -> Iterator[tuple[Path, dict[str, str]]]:
+    """Give a folder for tensors and a dictionary for the sha256 of each file: the state of `step` when the block ends.
 
-    All older states except one are removed then.
+    All older states except one are removed then. The block may end in another thread than the one that began it.
 
     Args:
         folder: the folder of the training.
@@ -78,15 +80,15 @@ def new_state(folder: Path, step: int, record: Mapping[str, Any], checkpoints: S
     Raises:
         StoreError: the state could not be written. Earlier states are untouched.
     """
-    place = folder / RESUME_FOLDER / f"step_{step}"
+    place, digests = folder / RESUME_FOLDER / f"step_{step}", dict[str, str]()
     try:
         remove_abandoned(place.parent, lambda name: name.startswith("step_"))
         with atomic_folder(place) as temporary:
             temporary.chmod(0o700)
             for checkpoint in checkpoints:
                 link_tree(checkpoint, temporary / CHECKPOINTS / checkpoint.name)
-            yield temporary
-            write_json(temporary / RECORD_FILE, {**record, "step": step, "files": tensor_digests(temporary)})
+            yield temporary, digests
+            write_json(temporary / RECORD_FILE, {**record, "step": step, "files": digests})
             for passed_over in _states(folder):
                 if int(passed_over.name[5:]) >= step:  # damaged, or this one would not have been resumed from an older
                     shutil.rmtree(passed_over)

@@ -1,35 +1,49 @@
 """Files of a training: checkpoints (the best one, the next best, one every so many steps, the last), and states to
 resume from.
 
-A checkpoint is a plain Hugging Face folder that appears whole or not at all. States are written between two steps, by
-several processes together.
+A checkpoint is a plain Hugging Face folder that appears whole or not at all. Of a state one process copies the tensors
+and continues with the next step, while a thread writes the copy, digests and syncs it; several processes write
+together, between two steps.
 """
 
+import os
 import re
 import secrets
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import psutil
+import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.files import atomic_folder, link_tree, remove_abandoned
+from rmcore.models.device import free_bytes
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import resume
+from rmcore.training.profiling import peak_memory_bytes
 from rmcore.training.ranks import ALONE, Ranks
 from rmcore.training.record import Selection
-from rmcore.training.resume import CHECKPOINTS, ResumePoint
+from rmcore.training.resume import CHECKPOINTS, ResumePoint, tensor_digests
 from rmcore.training.sharding import whole_state_dict
 from rmcore.training.state import write_alone, write_together
 
 COSTS = 50
-"""Least time between two states, in times that the last one took: 2 % of the training at most."""
+"""Least time between two states, in times for which the steps waited for the last one: 2 % of the training at most."""
+COPY_SHARE = 0.5
+"""Share of the free memory that copies may take; the rest is for the cache of what is written, and for all others."""
+SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
+"""Number of trainings that may share the machine. Each copy takes at most an equal part of `COPY_SHARE`: trainings that
+begin together count the same memory as free."""
+CPU = torch.device("cpu")
 
 
 def save_checkpoint(rm: BradleyTerryRM, folder: Path, ranks: Ranks = ALONE) -> None:
@@ -174,7 +188,9 @@ def require_shared(folder: Path, ranks: Ranks) -> None:
 
 
 class StateSaver:
-    """Saves the states of one training.
+    """Saves the states of one training; to be entered, and left when no further step follows.
+
+    While a state is being written none is due: the next one is saved after the first step that ends later.
 
     Args:
         folder: the training's.
@@ -185,48 +201,148 @@ class StateSaver:
     def __init__(self, folder: Path, every_seconds: float, ranks: Ranks) -> None:
         self.folder, self.every_seconds, self.ranks = folder, every_seconds, ranks
         self._due = time.monotonic() + every_seconds
-        self._is_rarer = False
+        self._thread = ThreadPoolExecutor(1, "state")
+        self._writing: Future[None] | None = None
+        self._copy: dict[str, Tensor] = {}  # kept from state to state: fresh memory costs more than the copying
+        self._is_left = self._has_told = self._is_rarer = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the state that is being written; one that a second Ctrl-C leaves behind ends with its next file."""
+        self._is_left = kind is not None and issubclass(kind, KeyboardInterrupt)
+        self._thread.shutdown(wait=False)
+        try:
+            if not self._is_left:
+                self.wait()
+        except StoreError as error:  # no step follows that would need it, and no other error is to be hidden by it
+            print(f"warning: {error}", file=sys.stderr)
 
     def is_due(self) -> bool:
-        """Whether a state is to be saved after this step."""
-        return time.monotonic() >= self._due
+        """Whether a state is to be saved after this step.
+
+        Raises:
+            StoreError: the one before it could not be written.
+        """
+        if self._writing is not None and self._writing.done():
+            self.wait()
+        return self._writing is None and time.monotonic() >= self._due
+
+    def wait(self) -> None:
+        """Wait until no state is being written.
+
+        Raises:
+            StoreError: it could not be written. Earlier states are untouched.
+        """
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
 
     def save(
-        self, step: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any], checkpoints: Sequence[Path]
+        self,
+        step: int,
+        tensors: Mapping[str, Tensor],
+        record: Mapping[str, Any],
+        checkpoints: Sequence[Path],
+        *,
+        last: bool,
     ) -> None:
-        """Save the state of `step`, and return when it is on disk; every rank calls it.
+        """Save the state of `step`; every rank calls it. What is given may change as soon as it returns.
 
         Args:
             step: number of optimizer steps done.
             tensors: see `rmcore.training.state.collect_state`.
             record: the numbers.
             checkpoints: folders that the record names.
+            last: whether to return when the state is on disk, as no further step follows.
 
         Raises:
-            StoreError: it could not be written. Earlier states are untouched.
+            StoreError: this state, or the one before it, could not be written; of the last one only this. Earlier
+                states are untouched.
         """
-        started = time.monotonic()
-        if self.ranks.is_main:
-            with resume.new_state(self.folder, step, record, checkpoints) as place:
-                self._write(tensors, place)
+        is_copied = not last and self.ranks.world == 1 and self._has_room(tensors)
+        started = time.monotonic()  # room is made once, which says nothing of the next state
+        try:
+            self.wait()
+        except StoreError as error:
+            if not last:
+                raise
+            print(f"warning: {error}", file=sys.stderr)
+        if self.ranks.world > 1 and not self.ranks.is_main:
+            self._write_part(tensors, None)
         else:
-            self._write(tensors, None)
+            copy = self._copied(tensors) if is_copied else None
+            with ExitStack() as stack:
+                place, digests = stack.enter_context(resume.new_state(self.folder, step, record, checkpoints))
+                if self.ranks.world > 1:
+                    self._write_part(tensors, place)
+                    digests.update(tensor_digests(place))
+                elif copy is None:
+                    digests.update(write_alone(tensors, place))
+                else:
+                    self._writing = self._thread.submit(self._write, copy, place, digests, stack.pop_all())
         self.ranks.wait()
         now = time.monotonic()
         pause = COSTS * (now - started)
-        if pause > self.every_seconds > 0 and self.ranks.is_main and not self._is_rarer:
+        if pause > self.every_seconds > 0 and self.ranks.is_main and not last and not self._is_rarer:
             self._is_rarer = True
             print(
                 f"note: resumable states are saved every {pause / 60:.0f} min in place of {self.every_seconds / 60:g}: "
-                f"the last one took {now - started:.1f} s.",
+                f"steps waited {now - started:.1f} s for the last one.",
                 file=sys.stderr,
             )
         self._due = now + max(self.every_seconds, pause)
 
-    def _write(self, tensors: Mapping[str, Tensor], place: Path | None) -> None:
-        """Write the tensors into `place`, which the first rank alone knows."""
-        if self.ranks.world == 1 and place is not None:
-            write_alone(tensors, place)
-            return
+    def _write_part(self, tensors: Mapping[str, Tensor], place: Path | None) -> None:
+        """Write this rank's part into `place`, which the first one alone knows."""
         told = self.ranks.gather(None if place is None else place.relative_to(self.folder))[0]
         write_together(tensors, self.folder / told, self.ranks)
+
+    def _write(self, tensors: Mapping[str, Tensor], place: Path, digests: dict[str, str], state: ExitStack) -> None:
+        with state:
+            for name, digest in write_alone(tensors, place):
+                digests[name] = digest
+                if self._is_left:
+                    raise StoreError("the training was ended before its state was written.")
+
+    def _has_room(self, tensors: Mapping[str, Tensor]) -> bool:
+        """Make room for a copy in host memory, pinned for tensors on a GPU; False where there is none for it."""
+        needed = sum(map(_host_bytes, tensors.values()))
+        if not self._copy:
+            regrown = peak_memory_bytes(CPU) - psutil.Process().memory_info().rss  # what a step takes, and gives back
+            slots = os.environ.get(SLOTS_VARIABLE, "")
+            share = COPY_SHARE / max(1, int(slots) if slots.isdecimal() else 1)  # what is no number is refused before
+            if needed > share * (free_bytes(CPU) - max(0, regrown)):
+                return self._no_room(needed)
+        try:
+            for name, tensor in tensors.items():
+                room = self._copy.get(name)
+                if room is None or room.shape != tensor.shape:
+                    self._copy[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        except RuntimeError:  # of torch, where memory cannot be pinned
+            self._copy = {}
+            return self._no_room(needed)
+        return True
+
+    def _no_room(self, needed: int) -> bool:
+        if not self._has_told:
+            print(
+                f"note: steps wait while a resumable state is written: free memory has no room for a copy of "
+                f"it ({needed / 2**30:.1f} GiB).",
+                file=sys.stderr,
+            )
+        self._has_told = True
+        return False
+
+    def _copied(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        for name, tensor in tensors.items():
+            self._copy[name].copy_(tensor, non_blocking=True)
+        for device in {tensor.device for tensor in tensors.values() if tensor.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return {name: self._copy[name] for name in tensors}
+
+
+def _host_bytes(tensor: Tensor) -> int:
+    """Host memory of a copy: torch rounds each pinned block up to a power of two (CachingHostAllocator)."""
+    return 1 << (tensor.nbytes - 1).bit_length() if tensor.is_cuda and tensor.nbytes else tensor.nbytes

@@ -6,6 +6,7 @@ number of processes can resume from it.
 """
 
 import hashlib
+import json
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -84,8 +85,10 @@ def collect_state(
     }
 
 
-def write_alone(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Write what `collect_state` gave in one process, several times as fast as `write_together` does.
+def write_alone(tensors: Mapping[str, Tensor], folder: Path) -> Iterator[tuple[str, str]]:
+    """Write what `collect_state` gave in one process, and yield the name of each file with the sha256 of its bytes.
+
+    The digest is that of the tensors in memory, so the file is not read for it, and is checked by it as it is resumed.
 
     Raises:
         OSError, SafetensorError: a file could not be written.
@@ -93,8 +96,16 @@ def write_alone(tensors: Mapping[str, Tensor], folder: Path) -> None:
     numbers = number_files(tensors, 1)
     for number in sorted(set(numbers.values())):
         file = folder / f"tensors-{number:05d}.safetensors"
-        save_file({name: tensors[name].cpu().contiguous() for name, own in numbers.items() if own == number}, file)
+        held = {name: tensors[name].cpu().contiguous() for name, own in numbers.items() if own == number}
+        save_file(held, file)
         file.chmod(0o600)
+        with file.open("rb") as stream:  # eight bytes with the header's size, the header, the tensors in its order
+            size = stream.read(8)
+            header = stream.read(int.from_bytes(size, "little"))
+        hashed, places = hashlib.sha256(size + header), json.loads(header)
+        for name in sorted(held, key=lambda name: places[name]["data_offsets"]):
+            hashed.update(held[name].view(-1).view(torch.uint8).numpy().data)
+        yield file.name, hashed.hexdigest()
 
 
 def write_together(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) -> None:

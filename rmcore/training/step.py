@@ -265,7 +265,11 @@ def _sharpness_aware_gradient(context: StepContext, batches: Sequence[Batch], *,
 def _gradient_norm(context: StepContext, *, clips: bool) -> Tensor:
     """Return the norm of the gradient, over all ranks, 0-d on the device; then clip the gradient if `clips`."""
     with_gradient = {p: p.grad for p in context.model.parameters() if p.grad is not None}
-    norm: Tensor = torch.nn.utils.get_total_norm(with_gradient.values())
+    if any(gradient.dtype == torch.bfloat16 for gradient in with_gradient.values()):  # torch would round their norms
+        norms = [torch.linalg.vector_norm(gradient, dtype=torch.float32) for gradient in with_gradient.values()]
+        norm: Tensor = torch.stack(norms).norm()
+    else:
+        norm = torch.nn.utils.get_total_norm(with_gradient.values())
     if clips:
         torch.nn.utils.clip_grads_with_norm_(with_gradient, context.clip, norm)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm

@@ -92,7 +92,7 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path, command):
         assert process.exitcode in (0, -signal.SIGKILL), log.read_text()
     said = log.read_text()
     assert killed >= 2, said
-    assert torn, "no kill hit a state that was being written"
+    assert torn, "no kill hit the thread that writes a state"
     assert said.count("resumed from step") >= killed - 1, said
     record = json.loads((folder / "training.json").read_text())
     assert record["num_steps"] == STEPS

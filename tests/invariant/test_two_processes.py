@@ -141,7 +141,9 @@ def test_a_training_goes_on_with_another_number_of_processes_twice(tmp_path, alo
     assert not (tmp_path / "rows.json").exists()
     run(tmp_path, 2, environment, **changes)
     told = assert_follows(tmp_path, alone)
-    assert told["result"]["resumed_from"] == [5, 10]
+    first, second = told["result"]["resumed_from"]
+    assert (first, second) == (5, second)
+    assert 5 < second <= 10  # one process saves while it trains
 
 
 def test_two_processes_resume_with_the_checkpoints_of_their_state(tmp_path, environment):

@@ -60,9 +60,3 @@ def test_all_eigenvalues_are_inside_the_axes_and_sorted(values):
     assert points[: sum(value >= 0 for value in values)].tolist() == sorted((v for v in values if v >= 0), reverse=True)
     low, high = ax.get_ylim()
     assert low <= min(values) <= max(values) <= high
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("values", [(), (0.0, 0.0), (2.0,), (1e6, 3.0, 1e-9, -1e-4, -500.0)])
-def test_odd_spectra_are_drawn_without_a_warning(draw, values):
-    assert draw(figure_of(values)).get_suptitle()

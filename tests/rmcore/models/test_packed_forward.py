@@ -18,7 +18,6 @@ from torch.nn.functional import logsigmoid
 
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
 from rmcore.models.batching import collate
-from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.packing.forward import find_packing, packed_outputs, rewards_of
 from rmcore.models.packing.layout import pack_sides, pad_rows
 from rmcore.models.precision import precision_context
@@ -169,23 +168,6 @@ def test_a_last_layer_that_is_computed_where_it_is_read_changes_no_reward_and_no
         assert_equal(found, whole, 1e-12 if is_exact else 1e-6)
 
 
-def test_of_a_last_layer_only_keys_and_values_are_trained_on_all_tokens():
-    model = build("qwen2", checkpointing=True)
-    packing = find(model)
-    batch = collate(PAIRS, range(len(PAIRS)), pad_id=PAD, packing=packing)
-    seen: dict[str, set[int]] = {}
-    for name, module in model.model.layers[-1].named_modules():
-        if isinstance(module, nn.Linear):
-            module.register_full_backward_hook(
-                lambda *found, name=name: seen.setdefault(name, set()).add(found[2][0].shape[1])
-            )
-    rewards_of(model, batch.rows).sum().backward()
-    read, every = {len(set(batch.rows.read_at.tolist()))}, {batch.rows.num_tokens}
-    assert seen.pop("self_attn.k_proj") == seen.pop("self_attn.v_proj") == every
-    assert len(seen) == 5
-    assert all(tokens == read for tokens in seen.values()), seen
-
-
 def test_a_model_that_wants_all_tokens_of_its_last_layer_gets_them_and_that_is_said(capsys):
     model = build("gpt2", dtype=torch.float64)
     expected, packing = alone(model), find(model)
@@ -224,16 +206,3 @@ def test_the_pad_token_in_a_text_means_what_it_means_to_the_model(name):
         expected = torch.cat([rewards_of(model, pad_rows([side], pad_id=PAD)) for side in sides])
         found = packed_outputs(model, pack_sides(sides, [[0, 1, 2, 4], [3]], packing))[:, 0]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
-
-
-def test_the_trial_leaves_modes_weights_and_random_state_as_they_were():
-    model = build("qwen2")
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    torch.manual_seed(5)
-    state = torch.get_rng_state()
-    find(model)
-    assert torch.equal(torch.get_rng_state(), state)
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert all(parameter.grad is None for parameter in model.parameters())
-    assert model.training
-    assert model.config._attn_implementation == ATTENTION

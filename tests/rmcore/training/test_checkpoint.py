@@ -1,10 +1,8 @@
-"""Which checkpoints and states a training leaves, and that each is whole whatever happens while it is written."""
+"""Which checkpoint folders a training leaves, and that each is whole whatever happens while it is written."""
 
-import itertools
 import os
 import shutil
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,11 +11,9 @@ from safetensors.torch import load_file
 from machine import largest_file
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
-from rmcore.training import saving
 from rmcore.training.ranks import ALONE
 from rmcore.training.record import Selection
-from rmcore.training.resume import find_resume_point
-from rmcore.training.saving import CheckpointWriter, StateSaver, copy_checkpoint, repair_interrupted, save_checkpoint
+from rmcore.training.saving import CheckpointWriter, copy_checkpoint, repair_interrupted, save_checkpoint
 
 
 def mark(rm, value):
@@ -92,32 +88,3 @@ def test_mending_leaves_what_is_not_ours(tmp_path):
         (tmp_path / name).mkdir()
     repair_interrupted(tmp_path)
     assert {path.name for path in tmp_path.iterdir()} == {".cache.tmp", ".work.old", "step_7"}
-
-
-def test_a_disk_that_is_full_ends_the_training_and_leaves_the_state_before(tmp_path, start, monkeypatch):
-    monkeypatch.setattr(saving, "COSTS", 0)
-    limits = []
-
-    def fill(step):
-        if step == 2:
-            limits.append(largest_file(2**15))
-            limits[0].__enter__()
-
-    try:
-        with pytest.raises(StoreError, match=r"the state of step 2 could not be written.*is untouched. Free space"):
-            start(tmp_path, stop=fill, steps=5, eval_every=10, resume_every_seconds=0).run()
-    finally:
-        limits[0].__exit__(None, None, None)
-    assert find_resume_point(tmp_path).step == 1
-    assert [path.name for path in (tmp_path / "resume").glob(".*")] == []
-
-
-@pytest.mark.parametrize("every", [10, 80])
-def test_fifty_times_what_a_state_took_passes_before_the_next_and_never_less_than_is_set(tmp_path, monkeypatch, every):
-    ticks = itertools.count()  # the clock moves by a second as it is read, so a state takes one
-    monkeypatch.setattr(saving, "time", SimpleNamespace(monotonic=lambda: next(ticks)))
-    saver, waited = StateSaver(tmp_path, every, ALONE), []
-    for step in (1, 2, 3):
-        waited.append(next(count for count in itertools.count(1) if saver.is_due()))
-        saver.save(step, {"model.weight": torch.zeros(3)}, {}, [])
-    assert waited == [every, max(50, every), max(50, every)]

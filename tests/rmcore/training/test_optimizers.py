@@ -28,7 +28,8 @@ from rmcore.training.optimizers import (
 from rmcore.training.ranks import ALONE
 from rmcore.training.state import collect_state, load_state, write_alone, write_together
 
-OPTIMIZERS = typing.get_args(TrainConfig.model_fields["optimizer"].annotation)
+HALVES = "adamw8bit"  # its parameters are bfloat16: test_split_adamw.py
+OPTIMIZERS = [name for name in typing.get_args(TrainConfig.model_fields["optimizer"].annotation) if name != HALVES]
 SCHEDULES = typing.get_args(TrainConfig.model_fields["schedule"].annotation)
 
 
@@ -252,7 +253,7 @@ def test_a_sharded_training_goes_on_from_its_state_and_from_that_of_one_that_is_
     train(plain, optimizer, config, range(3))
     train(sharded, sharded_optimizer, config, range(3))
     (tmp_path / "plain").mkdir()
-    write_alone(collect_state(plain, optimizer, [], np.zeros((0, 2))), tmp_path / "plain")
+    dict(write_alone(collect_state(plain, optimizer, [], np.zeros((0, 2))), tmp_path / "plain"))
     write_together(collect_state(sharded, sharded_optimizer, [], np.zeros((0, 2))), tmp_path / "sharded", ALONE)
     again = make_optimizer(sharded, config)
     for folder in ("plain", "sharded"):

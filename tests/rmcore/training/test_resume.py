@@ -5,7 +5,7 @@ from safetensors import SafetensorError
 
 from rmcore.core.errors import ConfigError, StoreError
 from rmcore.core.tracking import METRICS_FILE
-from rmcore.training.resume import begin, find_resume_point, new_state, read_beginning, rewind
+from rmcore.training.resume import begin, find_resume_point, new_state, read_beginning, rewind, tensor_digests
 
 SETTINGS = {"train.lr": 0.1, "seed": 0}
 
@@ -14,9 +14,10 @@ PARTS = ("one.safetensors", "two.safetensors")
 
 
 def publish(folder, step, num_rows=0):
-    with new_state(folder, step, {"num_rows": num_rows}) as place:
+    with new_state(folder, step, {"num_rows": num_rows}) as (place, digests):
         for name in PARTS:
             (place / name).write_bytes(b"tensors of %d" % step)
+        digests.update(tensor_digests(place))
 
 
 def test_the_newest_two_states_are_kept_and_the_newest_is_found(tmp_path):
@@ -115,7 +116,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, error):
     publish(tmp_path, 4)
 
     def fail():
-        with new_state(tmp_path, 6, {"num_rows": 0}) as place:
+        with new_state(tmp_path, 6, {"num_rows": 0}) as (place, _):
             (place / PARTS[0]).write_bytes(b"ten")
             raise error
 

@@ -9,6 +9,7 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError, TrainingError
 from rmcore.training.optimizers import make_optimizer
 from rmcore.training.ranks import ALONE
+from rmcore.training.resume import tensor_digests
 from rmcore.training.state import collect_state, load_state, random_state, write_alone, write_together
 
 CPU = torch.device("cpu")
@@ -45,7 +46,8 @@ def test_all_comes_back_to_the_bit_and_the_frozen_is_not_touched(tmp_path, monke
     model, optimizer = trained(0)
     rewards = np.arange(6, dtype=np.float32).reshape(3, 2)
     randoms = [random_state(CPU), {"cpu": torch.arange(5, dtype=torch.uint8)}]
-    write_alone(collect_state(model, optimizer, randoms, rewards), tmp_path)
+    written = dict(write_alone(collect_state(model, optimizer, randoms, rewards), tmp_path))
+    assert written == tensor_digests(tmp_path)
     assert (len(list(tmp_path.iterdir())) > 1) == (file_bytes == 1)
     assert not [path for path in tmp_path.iterdir() if path.stat().st_mode & 0o077]
 
@@ -67,7 +69,7 @@ def test_all_comes_back_to_the_bit_and_the_frozen_is_not_touched(tmp_path, monke
 @pytest.mark.parametrize("change", ["another shape", "one more"])
 def test_the_state_of_another_model_is_refused_before_anything_is_read(tmp_path, change):
     model, optimizer = trained(0)
-    write_alone(collect_state(model, optimizer, [], np.zeros((0, 2))), tmp_path)
+    dict(write_alone(collect_state(model, optimizer, [], np.zeros((0, 2))), tmp_path))
     other = Tied(1)
     if change == "another shape":
         other.turned = nn.Parameter(torch.zeros(4, 3))
