@@ -18,7 +18,6 @@ from rmcore.cli.common import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text
-from rmcore.core.processes import this_process
 from rmcore.core.tracking import require_loggers
 from rmcore.reporting.html.cards import tested_on, trained_on
 from tasks.home import configure_environment
@@ -114,16 +113,13 @@ def prefect_in_use(results: str) -> Iterator[None]:
     Raises:
         ServiceError: Prefect's API failed.
     """
-    from prefect import tags
     from prefect.exceptions import PrefectException
 
     from flows.prefect_api import end_without_server
-    from flows.prefect_client import owner_tag
 
     advice = f"Finished {results} are stored: run the same command again."
     try:
-        # A run that has its owner from the start can be ended by the next one, whenever this process is killed.
-        with end_without_server(advice), tags(owner_tag(this_process())):
+        with end_without_server(advice):
             yield
     except (httpx.HTTPError, PrefectException) as error:
         raise ServiceError(f"Prefect's API failed during the run ({error}). {advice}") from error

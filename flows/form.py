@@ -17,7 +17,7 @@ import yaml
 from coolname.data import config as word_lists
 from prefect import Flow, flow, runtime
 from prefect.artifacts import create_markdown_artifact
-from prefect.context import FlowRunContext, TagsContext
+from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.utilities.callables import parameter_schema
 from pydantic import MISSING, ValidationError, WithJsonSchema
@@ -25,7 +25,7 @@ from pydantic import MISSING, ValidationError, WithJsonSchema
 from experiments.presets import DESCRIBED, PRESETS
 from flows.cancellation import ended_on_its_page
 from flows.prefect_api import end_without_server
-from flows.prefect_client import claim_loaded_run, claim_run, is_owner_tag, prefect_at
+from flows.prefect_client import claim_loaded_run, claim_run, prefect_at
 from flows.settings import (
     DEFAULT_PRESET,
     EPOCHS,
@@ -224,23 +224,18 @@ def described_flow(
 
 @contextmanager
 def _flow_run() -> Iterator[None]:
-    """Wrap a flow run in what all have in common: it ends with Prefect's server, and where its page there says so.
-
-    Whose process it is, is said of the run, and of none of its tasks.
-    """
+    """Wrap a flow run in what all have in common: it has an owner, and ends with Prefect's server or as cancelled."""
     context = FlowRunContext.get()
     run = None if context is None else context.flow_run
     if run is None:
         yield
         return
-    inherited = {tag for tag in TagsContext.get().current_tags if not is_owner_tag(tag)}
     with ExitStack() as around:
         if "PREFECT_API_URL" in os.environ:
             around.enter_context(end_without_server("Finished stages are stored: start the run again."))
-            around.enter_context(TagsContext(current_tags=inherited))
-            around.enter_context(ended_on_its_page(run))
+            around.enter_context(ended_on_its_page(run.id))
         with prefect_at(None) as client:
-            claim_run(client, client.read_flow_run(run.id))
+            claim_run(client, run.id)
         _go_to_users_folder()
         yield
 

@@ -16,7 +16,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
-from flows.console import Progress, say, say_notices, shown_progress, shown_while_waiting
+from flows.console import say, say_notices, shown_while_waiting
 from flows.pipeline import log_pairs
 from rmcore.core.child_process import terminate_forked
 from rmcore.core.errors import RmcoreError, TrainingError
@@ -111,9 +111,9 @@ class MatrixRunner:
         futures: dict[str, PrefectFuture[Outcome]] = {}
         # Machines that share a store and run the same matrix meet at fewer cells when each has an order of its own.
         ordered = list(plans) if shared_store() is None else random.sample(plans, len(plans))
-        with self._ended_with(futures), shown_progress("cells", len(plans)) as progress:
+        with self._ended_with(futures):
             for plan, refused in self.ready(ordered):
-                futures[plan.cell.label] = self._submit(plan, progress, refused)
+                futures[plan.cell.label] = self._submit(plan, refused)
             for future in futures.values():
                 future.wait()
         self.handed = [allow_failure(future) for future in futures.values()]
@@ -134,9 +134,9 @@ class MatrixRunner:
             wait([thread for thread in threads if not thread.cancel()], timeout=SAVING_SECONDS)
             raise
 
-    def _submit(self, plan: CellPlan, progress: Progress, refused: str | None) -> PrefectFuture[Outcome]:
+    def _submit(self, plan: CellPlan, refused: str | None) -> PrefectFuture[Outcome]:
         as_task = task(name="cell", task_run_name=plan.cell.label, cache_policy=NO_CACHE, persist_result=False)
-        return as_task(self._run).submit(plan, progress, refused, return_state=False)
+        return as_task(self._run).submit(plan, refused, return_state=False)
 
     def _outcome(self, cell: Cell, future: PrefectFuture[Outcome]) -> Outcome:
         """The task's result, or why it has none: also for what no stage of ours refuses, such as a server that died."""
@@ -147,7 +147,7 @@ class MatrixRunner:
         say(f"{cell.label:<24} failed: {error}")
         return Outcome(cell, {}, error, computed=False)
 
-    def _run(self, plan: CellPlan, progress: Progress, refused: str | None) -> Outcome:
+    def _run(self, plan: CellPlan, refused: str | None) -> Outcome:
         cell = plan.cell
         was_cached = plan.state == "cached"
         try:
@@ -155,8 +155,7 @@ class MatrixRunner:
                 raise TrainingError(refused)
             if plan.state != "cached":  # what another cell or another flow has made since it was planned is there now
                 plan = Planner(self.store, Estimates((), {})).plan(cell)
-            with progress.part(cell.label) as hear:
-                outcome = self._take(plan) if plan.state == "cached" else self._compute(cell, hear)
+            outcome = self._take(plan) if plan.state == "cached" else self._compute(cell)
         except RmcoreError as error:
             self._errors[cell.label] = str(error)
             raise
@@ -173,13 +172,12 @@ class MatrixRunner:
             self._finish(tracker, plan.cell, plan.refs)
         return Outcome(plan.cell, plan.refs, None, computed=False)
 
-    def _compute(self, cell: Cell, hear: Callable[[float], None]) -> Outcome:
+    def _compute(self, cell: Cell) -> Outcome:
         runs: dict[str, StageRun] = {}
         with self.start(cell, {}) as tracker:
 
             def run(stage: Stage) -> ArtifactRef:
-                name, place = stage.name, len(runs)
-                hear(place / len(cell.stages))
+                name = stage.name
                 self._check_going_on(name)
                 done = runs[name] = run_stage(
                     self.store,
@@ -190,7 +188,6 @@ class MatrixRunner:
                     label=f"{name} of {cell.label}",
                     run=f"{cell.label} of {self.study}",
                     after=[runs[needed] for needed in stage.upstream],
-                    progress=partial(_hear_part, hear, place, len(cell.stages)),
                 )
                 if done.damage:
                     say(f"{cell.label:<24} {name} was damaged and made again: {done.damage}")
@@ -212,7 +209,3 @@ class MatrixRunner:
     def _check_going_on(self, stage: str) -> None:
         if self._stopping.is_set():
             raise TrainingError(f"stopped before stage {stage}; the same command resumes from there.")
-
-
-def _hear_part(hear: Callable[[float], None], place: int, number: int, share: float) -> None:
-    hear((place + share) / number)

@@ -20,7 +20,7 @@ from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
 
 from experiments.presets import PRESETS
-from flows.console import Progress, say, say_notices, shown_progress, shown_while_waiting
+from flows.console import say, say_notices, shown_while_waiting
 from flows.form import FIELDS, Form, configured_flow, presets_for
 from flows.prefect_api import api_is_embedded
 from flows.prefect_client import reap_dead_runs
@@ -39,7 +39,7 @@ from rmcore.reporting.html.note import RUN_FILES, linked, numbers_line, verdict_
 from rmcore.reporting.html.report import summary_markdown, write_report
 from rmcore.reporting.runs import KEY_DIGITS, list_runs, write_index
 from rmcore.reporting.schema import Results
-from rmcore.stages.order import drawn, only_starts_reward_model, pipeline_stages, request, resolve
+from rmcore.stages.order import drawn, only_starts_reward_model, pipeline_stages, request
 from rmcore.stages.results import figures, gather_results, read_json, run_key
 from rmcore.stages.stage import Stage
 from tasks.stages import StageRun, run_stage, run_step
@@ -200,18 +200,17 @@ def run_stages(
     `given` are artifacts of stages that are not run.
     """
     runs: dict[str, StageRun] = {}
-    with shown_progress("stages", len(resolve(names, config, given))) as progress:
 
-        def run(stage: Stage) -> ArtifactRef:
-            after = [runs[needed] for needed in stage.upstream if needed in runs]
-            done = runs[stage.name] = run_and_say(store, stage, tracker, after=after, progress=progress)
-            if done.cached:  # metrics of a stage that ran were sent while it ran
-                tracker.replay(done.ref.folder / METRICS_FILE)
-            say_notices(stage.name, done.ref.folder)
-            tracker.log_artifact_folder(done.ref.folder, stage.name)
-            return done.ref
+    def run(stage: Stage) -> ArtifactRef:
+        after = [runs[needed] for needed in stage.upstream if needed in runs]
+        done = runs[stage.name] = run_and_say(store, stage, tracker, after=after)
+        if done.cached:  # metrics of a stage that ran were sent while it ran
+            tracker.replay(done.ref.folder / METRICS_FILE)
+        say_notices(stage.name, done.ref.folder)
+        tracker.log_artifact_folder(done.ref.folder, stage.name)
+        return done.ref
 
-        request(names, config, run, given)
+    request(names, config, run, given)
     log_pairs(tracker, config, runs["prepare"].ref)
     return runs
 
@@ -229,26 +228,19 @@ def log_pairs(tracker: RunTracker, config: PipelineConfig, prepared: ArtifactRef
     tracker.tell(datasets={prepared.digest: pairs})
 
 
-def run_and_say(
-    store: Store, stage: Stage, tracker: RunTracker, *, progress: Progress, after: Iterable[StageRun] = ()
-) -> StageRun:
-    """Run one stage, or take it from the store, and say which.
-
-    `after` are the runs of this flow whose artifacts it reads; it is a part of what `progress` shows.
-    """
-    name, interrupted = stage.name, partial(leave_embedded, tracker)
-    with progress.part(name) as hear:
-        run = run_stage(
-            store,
-            stage,
-            tracker.follow,
-            on_interrupt=interrupted,
-            waiting=partial(shown_while_waiting, name),
-            label=name,
-            run=tracker.record.run_name,
-            after=after,
-            progress=hear,
-        )
+def run_and_say(store: Store, stage: Stage, tracker: RunTracker, *, after: Iterable[StageRun] = ()) -> StageRun:
+    """Run one stage, or take it from the store, and say which; `after` are the runs whose artifacts it reads."""
+    name = stage.name
+    run = run_stage(
+        store,
+        stage,
+        tracker.follow,
+        on_interrupt=partial(leave_embedded, tracker),
+        waiting=partial(shown_while_waiting, name),
+        label=name,
+        run=tracker.record.run_name,
+        after=after,
+    )
     if run.damage:
         say(f"{name:<10} stored artifact was damaged and made again: {run.damage}")
     seconds = (store.manifest(name, run.ref.key) or {}).get("wall_seconds", 0.0)

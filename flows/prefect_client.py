@@ -2,30 +2,25 @@
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from json import JSONDecodeError
 from uuid import UUID
 
 import httpx
-from prefect import runtime
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Abort, ObjectNotFound
-from prefect.states import AwaitingRetry, Cancelled, Crashed, Running
+from prefect.states import AwaitingRetry, Cancelled, Crashed
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
 from rmcore.core.processes import OWNER_FIELDS, has_died, this_process
 
 OWNER = "rm-owner"
-"""Label that names the process of a flow run: the fields of `OWNER_FIELDS`, with colons between. No page shows labels.
-
-A flow run that a command makes has a tag first, this with a colon and the same behind it: Prefect makes none with a
-label, and a process may be killed before it can set one."""
+"""Label that names the process of a flow run: `OWNER_FIELDS` with colons between. No page shows labels."""
 REASON = "The process of this run has ended without reporting; start the run again."
 
 
@@ -84,26 +79,10 @@ def workers_online(pool: str, api: str | None = None) -> list[str]:
         return [worker.name for worker in client.read_workers_for_work_pool(pool) if worker.status == "ONLINE"]
 
 
-def owner_tag(owner: Mapping[str, str]) -> str:
-    """Return the tag that names a process (`this_process`), by which `reap_dead_runs` sees that its run has died."""
-    return f"{OWNER}:{_owner_text(owner)}"
-
-
-def _owner_text(owner: Mapping[str, str]) -> str:
-    return ":".join(owner[name] for name in OWNER_FIELDS)
-
-
-def claim_run(client: SyncPrefectClient, run: FlowRun) -> None:
-    """Label a flow run with this process, and remove the tag that did so until now."""
-    client.update_flow_run_labels(run.id, {OWNER: _owner_text(this_process())})
-    if len(kept := [tag for tag in run.tags if not is_owner_tag(tag)]) < len(run.tags):
-        client.update_flow_run(run.id, tags=kept)
-
-
-def is_of_worker() -> bool:
-    """Whether a worker has started this process for a flow run."""
-    started_as = sys.modules["__main__"].__spec__
-    return started_as is not None and started_as.name == "prefect.engine"
+def claim_run(client: SyncPrefectClient, run_id: UUID) -> None:
+    """Label a flow run with this process, by which `reap_dead_runs` sees that it has died."""
+    owner = this_process()
+    client.update_flow_run_labels(run_id, {OWNER: ":".join(owner[name] for name in OWNER_FIELDS)})
 
 
 @cache
@@ -117,7 +96,8 @@ def claim_loaded_run() -> None:
         Abort: a user has deleted the run meanwhile, or cancelled it, and it is Cancelled now; the engine would fail
             with a traceback, and a cancelled run be shown as Cancelling for ever.
     """
-    if not is_of_worker():
+    started_as = sys.modules["__main__"].__spec__
+    if started_as is None or started_as.name != "prefect.engine":
         return
     run_id = UUID(sys.argv[1] if len(sys.argv) > 1 else os.environ["PREFECT__FLOW_RUN_ID"])
     with suppress(ServiceError), prefect_at(None) as client:  # it is tried again when the flow begins
@@ -128,12 +108,7 @@ def claim_loaded_run() -> None:
         if run.state is not None and run.state.is_cancelling():
             client.set_flow_run_state(run_id, Cancelled(message="Cancelled by a user before it began."), force=True)
             raise Abort
-        claim_run(client, run)
-
-
-def is_owner_tag(tag: str) -> bool:
-    """Whether a tag of a flow run says which process runs it."""
-    return tag.startswith(f"{OWNER}:")
+        claim_run(client, run_id)
 
 
 RUNNING_TYPES = (StateType.RUNNING, StateType.CANCELLING)
@@ -185,28 +160,6 @@ def _crash(client: SyncPrefectClient, run: FlowRun) -> bool:
     return True
 
 
-def show_state(name: str, message: str | None = None) -> bool:
-    """Show what the flow run of this process is at as its state in Prefect; gives whether it is shown.
-
-    Only of a run that is running, so that one which is being cancelled stays so. A server that does not answer is no
-    reason to end the work, and one that has no such run any more, as a user deleted it, has no page to show it on.
-
-    Args:
-        name: of the state, for example "Waiting for the device".
-        message: what the page of the run says next to it.
-    """
-    run_id = runtime.flow_run.id
-    try:
-        with prefect_at(None) as client:
-            state = client.read_flow_run(run_id).state
-            if state is None or not state.is_running():
-                return False
-            client.set_flow_run_state(run_id, Running(name=name, message=message))
-    except (ServiceError, ObjectNotFound):
-        return False
-    return True
-
-
 def hand_back(run_id: UUID, api: str) -> str | None:
     """Schedule a run again whose process had to end before it was done; its name, None where it is done.
 
@@ -228,26 +181,4 @@ def hand_back(run_id: UUID, api: str) -> str | None:
 
 def _owner(run: FlowRun) -> dict[str, str]:
     """The process that runs it; of one that was started again, the last."""
-    tagged = [tag.removeprefix(f"{OWNER}:") for tag in run.tags if is_owner_tag(tag)]
-    return dict(zip(OWNER_FIELDS, str(run.labels.get(OWNER, "".join(tagged[:1]))).split(":"), strict=False))
-
-
-def progress_bar(flow_run_id: str) -> Callable[[float, str], None]:
-    """A bar on the page of a flow run: what to call with the percent done and what to write next to it.
-
-    From any thread: it asks by a client of its own, not by the one that the flow's end closes. What is given may raise
-    ServiceError.
-    """
-    made: list[UUID] = []
-
-    def draw(percent: float, text: str) -> None:
-        with prefect_at(os.environ["PREFECT_API_URL"]) as client:
-            if made:
-                client.update_artifact(made[0], ArtifactUpdate(data=percent, description=text))
-            else:
-                bar = ArtifactCreate(
-                    key="progress", type="progress", data=percent, description=text, flow_run_id=UUID(flow_run_id)
-                )
-                made.append(client.create_artifact(bar).id)
-
-    return draw
+    return dict(zip(OWNER_FIELDS, str(run.labels.get(OWNER, "")).split(":"), strict=False))

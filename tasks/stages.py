@@ -16,7 +16,6 @@ from prefect.context import TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.logging import get_run_logger
 
-from rmcore.core.progress import share_of
 from rmcore.core.store import ArtifactRef, Store
 from rmcore.stages.stage import Stage
 from tasks.device import Wait, Waiting
@@ -49,7 +48,6 @@ def run_stage(
     label: str = "",
     run: str | None = None,
     after: Iterable[StageRun] = (),
-    progress: Callable[[float], None] = lambda share: None,
 ) -> StageRun:
     """Run a stage as a Prefect task, or take its artifact from the store.
 
@@ -60,7 +58,7 @@ def run_stage(
     `before` is called when the stage has its lock and its slot and is about to start, and may refuse with an
     RmcoreError.
     `waiting` is entered where something has to run, and what it gives knows what the stage waits for. `run` is the name
-    by which others who wait know this run. `progress` hears which share of it is done, as often as its log does.
+    by which others who wait know this run.
     """
     name, key = stage.name, stage.key
     store.hold(key)  # before it is looked at: from then on nobody may collect it
@@ -71,15 +69,8 @@ def run_stage(
         return key
 
     def work() -> ArtifactRef:
-        log = get_run_logger().info
-
-        def tell(line: str) -> None:
-            log(line)
-            if (share := share_of(line)) is not None:
-                progress(share)
-
         with _told(on_interrupt), waiting() as wait:
-            ref, here = execute(store, stage, follow, before, tell, run=run, wait=wait)
+            ref, here = execute(store, stage, follow, before, get_run_logger().info, run=run, wait=wait)
         ran.append(here)
         return ref
 

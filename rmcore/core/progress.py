@@ -1,7 +1,6 @@
 """Progress on standard error: a bar on a terminal, gone when done; elsewhere a line every quarter of a minute."""
 
 import os
-import re
 import sys
 import threading
 import time
@@ -15,7 +14,6 @@ PROGRESS_VARIABLE = "RM_OPT_PROGRESS_FD"
 """Names the descriptors to show progress on, separated by commas, where standard error goes to a log."""
 LINE_SECONDS = 15.0
 """Between the lines of a long work whose standard error is no terminal."""
-_COUNTED = re.compile(r"\b(\d[\d,]*) of (\d[\d,]*)\b.* so far")
 Report = Callable[[int, int, str], None]
 """How all work tells how far it is: called as report(done, total, text), where the text says what is counted or done.
 
@@ -132,17 +130,6 @@ def _line(reports: list[tuple[float, int, int, str]], elapsed: float) -> str:
     if done <= started or done >= total:
         return counted
     return f"{counted}, about {duration((last - first) * (total - done) / (done - started))} left"
-
-
-def share_of(line: str) -> float | None:
-    """Which share of the work a line of `progress_lines` says is done, from 0 to 1; None where it says none.
-
-    >>> share_of("train      1,250 of 5,000 · steps, 2 min 05 s so far"), share_of("train      begins, 15.0 s so far")
-    (0.25, None)
-    """
-    found = _COUNTED.search(line)
-    done, total = (int(number.replace(",", "")) for number in found.groups()) if found else (0, 0)
-    return min(1.0, done / total) if total else None
 
 
 def duration(seconds: float) -> str:

@@ -326,11 +326,6 @@ class Services:
         """What the cards on a flow run's page hold, by their titles."""
         return {artifact["key"]: artifact["data"] for artifact in self._artifacts(run_id)}
 
-    def bars(self, run_id):
-        """How far a flow run's page says that it is: percent and words of each bar, in the order they were made."""
-        made = sorted(self._artifacts(run_id), key=lambda artifact: artifact["created"])
-        return [(one["data"], one["description"]) for one in made if one["type"] == "progress"]
-
     def _artifacts(self, run_id):
         filtered = {"artifacts": {"flow_run_id": {"any_": [run_id]}}}
         return self.http.post(f"{self.api}/artifacts/filter", json=filtered).raise_for_status().json()

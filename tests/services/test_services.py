@@ -28,7 +28,7 @@ from owner_login import Patient, owners
 from rmcore.core import ports as ports_module
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.ports import listening_uids
-from rmcore.core.processes import HOST, PID, STARTED, marked, runs, start_of, terminate, this_process
+from rmcore.core.processes import HOST, OWNER_FIELDS, PID, STARTED, marked, runs, start_of, terminate, this_process
 from tasks import home as home_module
 from tasks.home import PROJECT_VARIABLE
 from tasks.local_services import HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, SERVERS, running_services
@@ -184,11 +184,13 @@ def runs_end_with_prefect(home: Path, api: str, root: Path, folder: Path) -> lis
     return ids
 
 
-def running_flow(api: str, tags: list[str]) -> str:
+def running_flow(api: str, owner: dict[str, str]) -> str:
     """A flow run that Prefect believes to be running, with the given owner."""
     flow_id = ask("POST", f"{api}/flows/", {"name": "owned"})["id"]
-    body = {"flow_id": flow_id, "tags": tags, "state": {"type": "RUNNING"}}
-    return ask("POST", f"{api}/flow_runs/", body)["id"]
+    run = ask("POST", f"{api}/flow_runs/", {"flow_id": flow_id, "state": {"type": "RUNNING"}})["id"]
+    with prefect_client.prefect_at(api) as client:
+        client.update_flow_run_labels(UUID(run), {prefect_client.OWNER: ":".join(owner[name] for name in OWNER_FIELDS)})
+    return run
 
 
 def cancelled_before_it_began(api: str, root: Path) -> dict:
@@ -229,14 +231,11 @@ def the_dead_are_marked(api: str) -> None:
     owner = this_process() | {PID: str(ended.pid), STARTED: start_of(ended.pid)}
     ended.kill()
     ended.wait()
-    dead, ours, elsewhere = (
-        running_flow(api, [prefect_client.owner_tag(who)])
-        for who in (owner, this_process(), owner | {HOST: "elsewhere"})
-    )
-    begun = running_flow(api, ["mine", prefect_client.owner_tag(owner)])
-    with prefect_client.prefect_at(api) as client:  # it has begun, and is ours now
-        prefect_client.claim_run(client, client.read_flow_run(UUID(begun)))
-    assert (owners(claimed := ask("GET", f"{api}/flow_runs/{begun}")), claimed["tags"]) == ([os.getpid()], ["mine"])
+    dead, ours, elsewhere = (running_flow(api, who) for who in (owner, this_process(), owner | {HOST: "elsewhere"}))
+    begun = running_flow(api, owner)
+    with prefect_client.prefect_at(api) as client:  # it was started again, and is ours now
+        prefect_client.claim_run(client, UUID(begun))
+    assert owners(ask("GET", f"{api}/flow_runs/{begun}")) == [os.getpid()]
     assert len(prefect_client.reap_dead_runs(api)) == 1
     states = [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in (dead, begun, ours, elsewhere)]
     assert states == ["CRASHED", "RUNNING", "RUNNING", "RUNNING"]
@@ -360,11 +359,10 @@ EMBEDDED = (
     CHOSEN
     + """
 import httpx
-from prefect import flow, runtime
+from prefect import flow
 from flows.cli_common import prefect_in_use
 from flows.console import quiet_prefect
-from flows.prefect_client import owner_tag, reap_dead_runs
-from rmcore.core.processes import this_process
+from flows.prefect_client import reap_dead_runs
 
 @flow
 def trial():
@@ -372,7 +370,6 @@ def trial():
     assert reap_dead_runs() == []
     # It listens on loopback, where every user and every page of a browser may ask.
     assert httpx.get(version, timeout=None).status_code == 401
-    assert owner_tag(this_process()) in runtime.flow_run.tags
     assert httpx.get(version, headers={"Host": "elsewhere.example"}, timeout=None).status_code == 421
     asked = {"Origin": "http://elsewhere.example", "Access-Control-Request-Method": "GET"}
     assert httpx.options(version, headers=asked, timeout=None).status_code == 403

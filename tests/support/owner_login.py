@@ -38,6 +38,4 @@ class Patient(httpx.HTTPTransport):
 
 def owners(run):
     """Give the pid of the process that a flow run names, in a list that is empty as long as it names none."""
-    named = [tag.removeprefix("rm-owner:") for tag in run["tags"] if tag.startswith("rm-owner:")]
-    named += [run["labels"]["rm-owner"]] if "rm-owner" in run["labels"] else []
-    return [int(one.split(":")[1]) for one in named[-1:]]
+    return [int(run["labels"]["rm-owner"].split(":")[1])] if "rm-owner" in run["labels"] else []
