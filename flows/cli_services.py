@@ -24,7 +24,7 @@ def up(
         typer.Option(
             metavar="ADDRESS",
             help="Keep Prefect's and MLflow's records in PostgreSQL: postgresql://USER@HOST/DATABASE, without a "
-            "password; or sqlite. Default: as at the last start, at first sqlite, files of this home.",
+            "password. Default: $RM_OPT_DATABASE, else files of this home.",
         ),
     ] = None,
     host: Annotated[
@@ -52,7 +52,8 @@ def worker(
         str, typer.Option(help="Prefect of the machine where `rm-opt up --host …` runs: http://HOST:4200.")
     ],
     password_file: Annotated[
-        Path | None, typer.Option(help="Copy of services/key of that machine's home; default: $RM_OPT_PASSWORD_FILE.")
+        Path | None,
+        typer.Option(help="Copy of services/password of that machine's home; default: $RM_OPT_PASSWORD_FILE."),
     ] = None,
     limit: Annotated[
         int | None,
@@ -63,14 +64,15 @@ def worker(
     """Compute cells of experiments for another machine.
 
     It hands them out with `rm-opt experiment --runner pool`; cells and their saved states travel through RM_OPT_SHARED.
-    Runs until Ctrl-C or SIGTERM, upon which what is running saves, is handed back, and resumes elsewhere.
+    Runs until Ctrl-C or SIGTERM, upon which what is running saves, and resumes elsewhere.
 
-    Example: rm-opt worker --server http://10.0.0.5:4200 --password-file head-key
+    Example: rm-opt worker --server http://10.0.0.5:4200 --password-file head-password
     """
-    from flows.worker import Worker, find_cluster
-    from tasks.passwords import key_file, read_key
+    from flows import worker as own
+    from tasks import passwords
 
-    return Worker(*find_cluster(server, read_key(password_file or key_file(home()))), name, limit).run()
+    secret = passwords.read_password(password_file or passwords.password_file(home()))
+    return own.work(own.find_cluster(server, secret), secret, name, limit)
 
 
 def down() -> None:
@@ -82,7 +84,7 @@ def down() -> None:
 
 
 def print_services(found: list[Any]) -> None:
-    """Print where each service runs, or that it does not, the form that starts a run, and where the passwords are."""
+    """Print where each service runs, or that it does not, the form that starts a run, and where the password is."""
     from flows.services import run_form
     from tasks.passwords import password_file
 
@@ -90,10 +92,8 @@ def print_services(found: list[Any]) -> None:
         print(service)
     if form := run_form():
         print(f"{'start a run':<15} {form}")
-    for service in found:
-        if service.pid and service.url:
-            file = shlex.quote(str(password_file(home(), service.name)))
-            print(f"{'password':<15} of the page of {service.name}, new at each start: cat {file}")
+    if any(service.pid and service.url for service in found):
+        print(f"{'password':<15} of both pages: cat {shlex.quote(str(password_file(home())))}")
 
 
 def info() -> None:

@@ -1,30 +1,32 @@
-"""Objects of Prefect that `rm-opt up` makes next to deployments: pools, a variable, schedules, an automation."""
+"""Objects of Prefect that `rm-opt up` makes next to deployments: pools, a variable, an automation."""
 
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 
-import yaml
 from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture
-from prefect.client.schemas.actions import (
-    DeploymentScheduleCreate,
-    VariableCreate,
-    VariableUpdate,
-    WorkPoolCreate,
-    WorkPoolUpdate,
-)
+from prefect.client.schemas.actions import VariableCreate, VariableUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.objects import StateType
 from prefect.events.schemas.events import ResourceSpecification
 from prefect.exceptions import ObjectNotFound
 
 from flows.prefect_client import prefect_at
 from flows.worker import HEARTBEAT_SECONDS
-from tasks.declared_deployments import FIELDS, FILE, JOB_TEMPLATE, read_declared
+from tasks.home import PYTHON_VARIABLE
 from tasks.local_services import CELLS_POOL, CLUSTER, WORK_POOL
 from tasks.sharing import SHARED_VARIABLE
 
-SCHEDULED = "experiment/experiment"
-"""Flow and deployment that the shipped schedules are of."""
+JOB_TEMPLATE = {
+    # Names neither environment nor folder, so those are the worker's; and no run may bring values of its own: with
+    # Prefect's template they are the choice of any user who may create a run. Where no command is named, Prefect (3.8)
+    # starts a program before its engine, which imports all of Prefect once more.
+    "job_configuration": {"command": f"'{{{{ ${PYTHON_VARIABLE} }}}}' -m prefect.engine", "stream_output": True},
+    # Prefect wants the variable declared, and its worker reads it from its own environment, never from a run's values.
+    "variables": {
+        "type": "object",
+        "properties": {f"${PYTHON_VARIABLE}": {"const": ""}},
+        "additionalProperties": False,
+    },
+}
 SILENCE = timedelta(seconds=2.5 * HEARTBEAT_SECONDS)
 _HEARTBEAT = "prefect.flow-run.heartbeat"
 _SILENT = ("Completed", "Failed", "Crashed", "Cancelled", "AwaitingRetry", "Scheduled", "Paused", "Suspended")
@@ -61,36 +63,6 @@ def report_cluster(api: str, environment: Mapping[str, str]) -> None:
             client.create_variable(VariableCreate(name=CLUSTER, value=value))
         else:
             client.update_variable(VariableUpdate(name=CLUSTER, value=value))
-
-
-def drop_undeclared(api: str, project: Path) -> list[str]:
-    """Delete deployments that the project's prefect.yaml does not declare; gives their names.
-
-    The server takes no other code (tasks/declared_deployments.py), so they are of another checkout, or of an attack.
-    """
-    declared = read_declared(project)
-    dropped = []
-    with prefect_at(api) as client:
-        for one in client.read_deployments():
-            if declared.foreign(one.model_dump(include=set(FIELDS))):
-                client.delete_deployment(one.id)
-                dropped.append(one.name)
-    return dropped
-
-
-def ship_schedules(api: str, project: Path) -> None:
-    """Give the deployment *experiment* the schedules of a project's prefect.yaml that it does not have yet.
-
-    One that is there is its user's: it stays as it was switched and changed.
-    """
-    found = yaml.safe_load((project / FILE).read_text(encoding="utf-8")).get("definitions", {}).get("schedules", [])
-    if not found:
-        return
-    with prefect_at(api) as client:
-        deployment = client.read_deployment_by_name(SCHEDULED)
-        known = {one.slug for one in deployment.schedules}
-        if missing := [DeploymentScheduleCreate.model_validate(one) for one in found if one["slug"] not in known]:
-            client.create_deployment_schedules(deployment.id, missing)
 
 
 def deploy_watch(api: str) -> None:

@@ -1,9 +1,9 @@
 """Cells of a matrix on other machines: each is a flow run in a work pool, which workers there take from.
 
 The process of the matrix starts the runs, watches them, and takes the artifacts of a finished cell from the shared
-store. A cell whose worker died is started again, at most twice. Names of attempts are the same in every run of a
-matrix, so one that was killed finds its cells running, or done. A worker computes a cell's stages, which reach all
-machines through the shared store, and tracks nothing.
+store. A cell whose worker ended or died is started again, at most five times. Names of attempts are the same in every
+run of a matrix, so one that was killed finds its cells running, or done. A worker computes a cell's stages, which reach
+all machines through the shared store, and tracks nothing.
 """
 
 import time
@@ -46,11 +46,9 @@ from tasks.sharing import SHARED_VARIABLE, named_store, share_all
 from tasks.stages import StageRun, run_stage
 
 DEPLOYMENT = "cell/worker-cell"
-MOST_RESTARTS = 2
-"""Times that a cell is started again whose worker died; one that kills three machines has a reason of its own."""
+MOST_RESTARTS = 5
+"""Times that a cell is started again whose worker ended or died; one that kills more has a reason of its own."""
 POLL_SECONDS = 2.0
-GRACE_SECONDS = 30.0
-"""How long a crashed run is left alone: a worker that was asked to end hands its runs back within this time."""
 PATIENCE_SECONDS = 120.0
 """Without a server for so long, and with nothing heard of the cells, the matrix ends; the cells go on."""
 MOST_AT_ONCE = 200
@@ -161,7 +159,6 @@ class _Watched:
     attempt: int
     run: UUID
     restarts: int = 0
-    crashed_at: float | None = None
     state: str = "SCHEDULED"
 
 
@@ -281,16 +278,12 @@ class PoolRunner:
         if state.is_completed():
             return True, None
         if not state.is_crashed():
-            one.crashed_at = None
             return state.is_final(), _why(state)
-        one.crashed_at = one.crashed_at or time.monotonic()
-        if time.monotonic() - one.crashed_at < GRACE_SECONDS:
-            return False, None
         if one.restarts == MOST_RESTARTS:
-            return True, f"its worker died {MOST_RESTARTS + 1} times: {_why(state)}"
+            return True, f"its worker ended {MOST_RESTARTS + 1} times: {_why(state)}"
         one.attempt, one.run = self._start(client, one.plan, one.attempt + 1)
-        one.restarts, one.crashed_at = one.restarts + 1, None
-        say(f"{one.plan.cell.label:<24} its worker died; started again ({one.restarts} of {MOST_RESTARTS})")
+        one.restarts += 1
+        say(f"{one.plan.cell.label:<24} its worker ended; started again ({one.restarts} of {MOST_RESTARTS})")
         return False, None
 
     def _report_counts(self) -> None:

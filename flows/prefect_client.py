@@ -13,7 +13,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.exceptions import Abort, ObjectNotFound
-from prefect.states import AwaitingRetry, Cancelled, Crashed
+from prefect.states import Cancelled, Crashed
 from pydantic import ValidationError
 
 from rmcore.core.errors import ServiceError
@@ -158,25 +158,6 @@ def _crash(client: SyncPrefectClient, run: FlowRun) -> bool:
         client.set_task_run_state(task.id, Crashed(message=REASON), force=True)
     client.set_flow_run_state(run.id, Crashed(message=REASON), force=True)
     return True
-
-
-def hand_back(run_id: UUID, api: str) -> str | None:
-    """Schedule a run again whose process had to end before it was done; its name, None where it is done.
-
-    Raises:
-        ServiceError: Prefect does not answer.
-    """
-    with prefect_at(api) as client:
-        run = client.read_flow_run(run_id)
-        if run.state is not None and run.state.is_final() and not run.state.is_crashed():
-            return None
-        if run.state is not None and run.state.is_cancelling():  # nobody wants it any more
-            client.set_flow_run_state(
-                run_id, Cancelled(message="cancelled as its machine was asked to end"), force=True
-            )
-            return None
-        client.set_flow_run_state(run_id, AwaitingRetry(message="its machine was asked to end"), force=True)
-    return run.name
 
 
 def _owner(run: FlowRun) -> dict[str, str]:

@@ -24,15 +24,13 @@ from pathlib import Path
 
 import httpx
 import psutil
-import yaml
 
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive
 from rmcore.core.ports import claim, held, hold, owner_of
 from rmcore.core.processes import marked, runs, tail, terminate
 from rmcore.core.web import keep_direct
-from tasks.database import DATABASE_VARIABLE, SQLITE, chosen_database, keep_choice, make_schemas, prefect_environment
-from tasks.declared_deployments import FILE
+from tasks.database import DATABASE_VARIABLE, make_schemas, prefect_environment, require_address
 from tasks.home import (
     MLFLOW_PORT,
     PREFECT_PORT,
@@ -44,7 +42,6 @@ from tasks.home import (
     project_root,
 )
 from tasks.local_services import (
-    CELLS_POOL,
     COMMANDS,
     HOME_MARK,
     HOST,
@@ -59,9 +56,11 @@ from tasks.local_services import (
     running_services,
     services_folder,
 )
-from tasks.passwords import basic_authorization, identity, renew
+from tasks.passwords import basic_authorization, password
 
 HEALTH_PATHS = {PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
+FILE = "flows/prefect.yaml"
+"""In the folder that holds the packages."""
 PIPELINE = "pipeline/pipeline"
 """Flow and deployment that trains a reward model on pairs and judges it."""
 POLL_SECONDS = 0.25
@@ -101,7 +100,7 @@ def run_form() -> str | None:
     service = running_services(home()).get(PREFECT_SERVER)
     if service is None:
         return None
-    login = basic_authorization(identity(home()).password(PREFECT_SERVER))
+    login = basic_authorization(password(home()))
     place = f"{service.url}/api/deployments/name/{PIPELINE}"
     try:
         found = httpx.get(place, headers=login, timeout=3, trust_env=False).raise_for_status().json()
@@ -132,7 +131,7 @@ def up(
         prefect_port: port of Prefect's server and UI; default 4200, or where it runs already.
         mlflow_port: port of MLflow's server and UI; default 5000, or where it runs already.
         host: address of this machine that they listen on; only under it do they answer.
-        database: address of a PostgreSQL database, or `sqlite`; left out, that of the last start.
+        database: address of a PostgreSQL database; default: $RM_OPT_DATABASE, else that of what runs, else SQLite.
         root: folder that holds the flows and their prefect.yaml; default: that of this package.
         tell: hears a line when a service begins to start and when it is ready.
 
@@ -145,20 +144,23 @@ def up(
     keep_direct([host])
     make_home(home())
     with exclusive(services_folder(home()) / "lock"):
-        chosen = chosen_database(services_folder(home()), database)
+        running = running_services(home())
+        used = [service.process.environ().get(DATABASE_VARIABLE) for service in running.values()][:1]
+        chosen = database or os.environ.get(DATABASE_VARIABLE) or next(iter(used), None)
+        if [chosen] != (used or [chosen]):
+            raise ServiceError(
+                f"the services of {home()} keep their records in {used[0] or 'SQLite'}, and {chosen} is requested: run "
+                "`rm-opt down` first, or leave --database out."
+            )
         if host != HOST and chosen is None:
             raise ConfigError(
                 f"--host {host} lets other machines in, and the home's SQLite files are for this one: name a "
                 "PostgreSQL database with --database, too."
             )
-        starter = _Starter(home(), root or project_root(), host, chosen, tell)
-        starter.require_same_database()
-        if not starter.running:
-            renew(home())
         if chosen is not None:
+            require_address(chosen)
             make_schemas(chosen)
-        keep_choice(services_folder(home()), chosen)
-        with starter:
+        with _Starter(home(), running, root or project_root(), host, chosen, tell) as starter:
             urls = {
                 PREFECT_SERVER: starter.place(PREFECT_SERVER, prefect_port, PREFECT_PORT),
                 MLFLOW_SERVER: starter.place(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT),
@@ -175,29 +177,21 @@ class _Starter(contextlib.ExitStack):
     """Starts services one by one; inside the block it has the sockets that they will listen on."""
 
     def __init__(
-        self, directory: Path, root: Path, host: str, database: str | None, tell: Callable[[str], None]
+        self,
+        directory: Path,
+        running: dict[str, Service],
+        root: Path,
+        host: str,
+        database: str | None,
+        tell: Callable[[str], None],
     ) -> None:
         super().__init__()
-        self.directory, self.root, self.host, self.database, self.tell = directory, root, host, database, tell
+        self.directory, self.running, self.root, self.host = directory, running, root, host
+        self.database, self.tell = database, tell
         self.began = time.monotonic()
-        self.running = running_services(directory)
         self.known = known_addresses(directory)
         self.started: list[Service] = []
         self.listeners: dict[str, socket.socket] = {}
-
-    def require_same_database(self) -> None:
-        """See that what runs already keeps its records where what is started will.
-
-        Raises:
-            ServiceError: it does not.
-        """
-        for service in self.running.values():
-            used = service.process.environ().get(DATABASE_VARIABLE)
-            if used != self.database:
-                raise ServiceError(
-                    f"{service.name} of {self.directory} keeps its records in {used or SQLITE}, and "
-                    f"{self.database or SQLITE} is requested: run `rm-opt down` first, or leave --database out."
-                )
 
     def place(self, name: str, wanted: int | None, default: int) -> str:
         """The address of a server: where it is or was, or the wanted one if it is free.
@@ -252,23 +246,20 @@ class _Starter(contextlib.ExitStack):
         prefect_client.reap_dead_runs(api)
         deploy.ensure_work_pools(api)
         deploy.report_cluster(api, environment)
-        for name in deploy.drop_undeclared(api, self.root):
-            self.tell(f"{'deployment':<15} {name} is removed: it would run other code than prefect.yaml declares")
         self._start(WORKER, environment, None)
         self._deploy(environment)  # which takes as long as the worker does
-        deploy.ship_schedules(api, self.root)
         self._wait(WORKER, lambda: bool(prefect_client.workers_online(WORK_POOL, api)))
         if self.database is not None:
             deploy.deploy_watch(api)
 
     def _environment(self, urls: dict[str, str]) -> dict[str, str]:
-        known = identity(self.directory)
-        environment = environment_for(urls[PREFECT_SERVER], urls[MLFLOW_SERVER], known, self.root)
+        secret = password(self.directory)
+        environment = environment_for(urls[PREFECT_SERVER], urls[MLFLOW_SERVER], secret, self.root)
         environment.pop(DATABASE_VARIABLE, None)
         if self.database is not None:
             environment |= {DATABASE_VARIABLE: self.database, **prefect_environment(self.database)}
         return environment | {
-            "PREFECT_SERVER_API_AUTH_STRING": known.password(PREFECT_SERVER),
+            "PREFECT_SERVER_API_AUTH_STRING": secret,
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": urls[PREFECT_SERVER],
             # In memory, what a run holds of a limit of one's own would stay held after a restart of the server.
             "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": "prefect.server.concurrency.lease_storage.filesystem",
@@ -307,14 +298,7 @@ class _Starter(contextlib.ExitStack):
             self.tell(f"{name:<15} ready after {time.monotonic() - self.began:.0f} s")
 
     def _deploy(self, environment: dict[str, str]) -> None:
-        from tasks.sharing import SHARED_VARIABLE  # which imports what all stages read, for seconds
-
-        declared = yaml.safe_load((self.root / FILE).read_text(encoding="utf-8"))["deployments"]
-        # Cells for other machines where something is shared with them, only.
-        is_shared = self.database is not None or bool(environment.get(SHARED_VARIABLE))
-        names = [one["name"] for one in declared if is_shared or one["work_pool"]["name"] != CELLS_POOL]
-        command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", f"--prefect-file={FILE}"]
-        command += [f"--name={name}" for name in names]
+        command = [sys.executable, "-P", "-m", "prefect", "--no-prompt", "deploy", "--all", f"--prefect-file={FILE}"]
         # Where the code is, each worker says; filled in here, it would be this machine's place.
         unfilled = {name: value for name, value in environment.items() if name != PROJECT_VARIABLE}
         began = time.monotonic()

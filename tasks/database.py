@@ -5,30 +5,22 @@ password, because it is in the environment of every service: PostgreSQL's client
 PGPASSWORD, which both drivers read.
 """
 
-import os
 from contextlib import suppress
-from pathlib import Path
 
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.extras import require_extra
-from rmcore.core.files import write_text
 
 DATABASE_VARIABLE = "RM_OPT_DATABASE"
 """Environment variable with the address: of the one to use, and in every process that `rm-opt up` starts."""
-SQLITE = "sqlite"
-"""Names the files of the home, where an address could stand."""
 PREFECT_SCHEMA, MLFLOW_SCHEMA = "prefect", "mlflow"
-_RECORD = "database"
 
 
-def checked_address(address: str) -> str | None:
-    """The address of a PostgreSQL database, as it was given; None where it is `sqlite`.
+def require_address(address: str) -> None:
+    """Check that this is the address of a PostgreSQL database.
 
     Raises:
         ConfigError: it is none, or holds a password.
     """
-    if address == SQLITE:
-        return None
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
@@ -37,15 +29,14 @@ def checked_address(address: str) -> str | None:
         url = make_url(address)
     if url is None or url.drivername != "postgresql" or not url.database:
         raise ConfigError(
-            "--database is no address of a PostgreSQL database: write postgresql://USER@HOST/DATABASE, or sqlite for "
-            "files of this home."
+            "--database is no address of a PostgreSQL database: write postgresql://USER@HOST/DATABASE, or leave it out "
+            "for files of this home."
         )
     if url.password is not None or "password" in url.query:
         raise ConfigError(
             "--database holds a password, which the environment of every service would show; leave it out: it is taken "
             "from ~/.pgpass or from PGPASSWORD."
         )
-    return address
 
 
 def mlflow_address(address: str) -> str:
@@ -73,7 +64,7 @@ def make_schemas(address: str) -> None:
 
     Raises:
         ConfigError: the driver is not installed.
-        ServiceError: the database does not answer, refuses the login, lets this user make no schema, or is not UTF-8.
+        ServiceError: the database does not answer, refuses the login, or lets this user make no schema.
     """
     require_extra("psycopg2", "cluster", "PostgreSQL")
     import psycopg2
@@ -82,13 +73,6 @@ def make_schemas(address: str) -> None:
         connection = psycopg2.connect(address, connect_timeout=10)
         try:
             with connection, connection.cursor() as cursor:
-                cursor.execute("SHOW server_encoding")
-                [encoding] = cursor.fetchone()
-                if encoding != "UTF8":
-                    raise ServiceError(
-                        f"the database {address} keeps texts as {encoding}, which has no place for most letters: make "
-                        "one with createdb --encoding UTF8 --template template0."
-                    )
                 for schema in (PREFECT_SCHEMA, MLFLOW_SCHEMA):
                     cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         finally:
@@ -98,24 +82,3 @@ def make_schemas(address: str) -> None:
             f"the database {address} cannot be used ({' '.join(str(error).split())[:300]}). See that it runs, that its "
             "user may log in (~/.pgpass or PGPASSWORD) and may make schemas in it."
         ) from error
-
-
-def chosen_database(folder: Path, given: str | None) -> str | None:
-    """The database to start services with: as given, else `$RM_OPT_DATABASE`, else as they were started last.
-
-    Args:
-        folder: of the home's services, where `keep_choice` has written.
-        given: an address, `sqlite`, or None.
-
-    Raises:
-        ConfigError: it is no address, or holds a password.
-    """
-    record = folder / _RECORD
-    kept = record.read_text(encoding="utf-8").strip() if record.is_file() else SQLITE
-    address = given or os.environ.get(DATABASE_VARIABLE) or kept
-    return checked_address(address)
-
-
-def keep_choice(folder: Path, database: str | None) -> None:
-    """Remember what services were started with, for the next start."""
-    write_text(folder / _RECORD, f"{database or SQLITE}\n", mode=0o600)

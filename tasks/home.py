@@ -15,8 +15,8 @@ from rmcore.core.files import DIGESTS_VARIABLE
 from rmcore.core.manifests import require_format
 from rmcore.core.ports import hold
 from rmcore.core.web import keep_direct
-from tasks.local_services import EMBEDDED_PREFECT, HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, running_services
-from tasks.passwords import Identity, identity, mlflow_login
+from tasks.local_services import HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, running_services
+from tasks.passwords import mlflow_login, password
 
 PREFECT_PORT = 4200
 MLFLOW_PORT = 5000
@@ -149,7 +149,7 @@ def compiled_folder() -> Path:
     return home() / "compiled"
 
 
-def environment_for(prefect: str, mlflow: str, known: Identity, root: Path) -> dict[str, str]:
+def environment_for(prefect: str, mlflow: str, secret: str, root: Path) -> dict[str, str]:
     """Variables of a process that works for the servers at these addresses, with the flows of the folder `root`."""
     return {
         **QUIET_ENVIRONMENT,
@@ -161,10 +161,10 @@ def environment_for(prefect: str, mlflow: str, known: Identity, root: Path) -> d
         PYTHON_VARIABLE: sys.executable,
         "PREFECT_HOME": str(home() / "prefect"),
         "PREFECT_API_URL": f"{prefect}/api",
-        "PREFECT_API_AUTH_STRING": known.password(PREFECT_SERVER),
+        "PREFECT_API_AUTH_STRING": secret,
         "PREFECT_LOGGING_LEVEL": "INFO",  # the log of a flow run in the UI
         "MLFLOW_TRACKING_URI": mlflow,
-        **mlflow_login(known.password(MLFLOW_SERVER)),
+        **mlflow_login(secret),
         "PYTHONUNBUFFERED": "1",
     }
 
@@ -203,12 +203,11 @@ def configure_environment() -> None:
         ours |= {os.environ[name] for name in ("PREFECT_API_URL", "MLFLOW_TRACKING_URI") if name in os.environ}
     for address in ours:
         hold(address)
-    known = identity(directory)
+    secret = password(directory)
     # Of a server that Prefect itself would embed; flows/prefect_api.py makes one for each of its own.
-    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = known.password(EMBEDDED_PREFECT)
-    api = os.environ.get("PREFECT_API_URL", "").rstrip("/")
-    if api in ("", prefect_api):
-        os.environ["PREFECT_API_AUTH_STRING"] = known.password(PREFECT_SERVER if api else EMBEDDED_PREFECT)
+    os.environ["PREFECT_SERVER_API_AUTH_STRING"] = secret
+    if os.environ.get("PREFECT_API_URL", "").rstrip("/") in ("", prefect_api):
+        os.environ["PREFECT_API_AUTH_STRING"] = secret
     if os.environ["MLFLOW_TRACKING_URI"].rstrip("/") == running.get(MLFLOW_SERVER):
-        os.environ |= mlflow_login(known.password(MLFLOW_SERVER))
+        os.environ |= mlflow_login(secret)
     Path(os.environ["PREFECT_HOME"]).mkdir(parents=True, exist_ok=True)  # Prefect makes no parents

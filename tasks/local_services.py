@@ -50,7 +50,7 @@ class Service:
 
 
 def services_folder(directory: Path) -> Path:
-    """Key, passwords and logs of the local services of the home `directory`."""
+    """Password and logs of the local services of the home `directory`."""
     return directory / "services"
 
 

@@ -31,7 +31,7 @@ from tasks.comparison_view import EXPERIMENT_TAGS, comparison_url, study_view, t
 from tasks.local_services import MLFLOW_SERVER, running_services
 from tasks.mlflow_client import connect, in_one_line, is_outage, tolerating, without_login
 from tasks.model_versions import confirm_versions, register_checkpoint
-from tasks.passwords import identity, mlflow_login
+from tasks.passwords import mlflow_login, password
 from tasks.run_record import (
     KEY_TAG,
     MAX_VALUE_CHARS,
@@ -427,7 +427,7 @@ def _send_waiting(
 @contextmanager
 def _login_for(tracking_uri: str, directory: Path) -> Iterator[None]:
     """Log in to this home's server with its password, and tell it to no other: a record may be meant for another's."""
-    login, before = mlflow_login(identity(directory).password(MLFLOW_SERVER)), dict(os.environ)
+    login, before = mlflow_login(password(directory)), dict(os.environ)
     local = running_services(directory).get(MLFLOW_SERVER)
     if local is not None and tracking_uri == local.url:
         os.environ |= login

@@ -191,15 +191,17 @@ def chain_store(tmp_path_factory: pytest.TempPathFactory):
 @pytest.fixture
 def serve():
     """Starts ASGI applications on ports of this machine: gives the address of what `make(address)` makes."""
-    import socket
     import threading
 
     import uvicorn
 
+    from rmcore.core.ports import claim
+
     servers = []
 
     def start(make):
-        listener = socket.create_server(("127.0.0.1", 0))
+        listener = claim("127.0.0.1", 0)  # as our own servers do
+        listener.listen()
         address = f"http://127.0.0.1:{listener.getsockname()[1]}"
         server = uvicorn.Server(uvicorn.Config(make(address), log_level="warning", lifespan="off"))
         thread = threading.Thread(target=server.run, args=([listener],))

@@ -114,8 +114,8 @@ def die_with_parent(parent_pid: int) -> None:
             sys.exit("the parent process is gone")
 
 
-def terminate(processes: list[psutil.Process]) -> None:
-    """SIGTERM, a grace, SIGKILL. psutil compares creation times before it signals, so a recycled pid is safe.
+def terminate(processes: list[psutil.Process], grace: float = GRACE_SECONDS) -> None:
+    """SIGTERM, `grace` seconds, SIGKILL. psutil compares creation times before it signals: a recycled pid is safe.
 
     Raises:
         ServiceError: a process survived SIGKILL.
@@ -124,7 +124,7 @@ def terminate(processes: list[psutil.Process]) -> None:
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 send(process)
-        deadline = time.monotonic() + GRACE_SECONDS
+        deadline = time.monotonic() + grace
         while (processes := [process for process in processes if runs(process)]) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
     if processes:

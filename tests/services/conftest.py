@@ -23,15 +23,15 @@ import websockets.sync.client
 
 from forwarder import Forwarder
 from machine import PATIENCE_S, free_ports, wait_for
-from owner_login import OwnerLogin, Patient
+from owner_login import Patient
 from pixels.sitecustomize import FOLDER as PIXELS
 from rmcore.core.child_process import StageServer
 from rmcore.core.processes import marked, terminate
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from rmcore.core.web import keep_direct
 from tasks import home as home_module
-from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER
 from tasks.mlflow_client import connect
+from tasks.passwords import basic_authorization, password
 from used_homes import begin, take_as_home
 from warm_commands import WarmCommands
 
@@ -186,25 +186,6 @@ def server(home, mlflow_server, monkeypatch):
 
 
 @pytest.fixture
-def own_server(home):
-    """MLflow's server as `rm-opt up` starts it."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        place = f"127.0.0.1:{listener.getsockname()[1]}"
-        address, descriptor = f"http://{place}", listener.fileno()
-        command = [sys.executable, "-P", "-m", "tasks.guarded_server", "mlflow-server", place, str(descriptor)]
-        process = subprocess.Popen(command, env=os.environ, stderr=subprocess.DEVNULL, pass_fds=[descriptor])
-
-    def answers():
-        with contextlib.suppress(httpx.HTTPError):
-            return httpx.get(f"{address}/health", timeout=PATIENCE_S).is_success
-
-    wait_for(answers)
-    yield address
-    terminate([psutil.Process(process.pid)])
-    process.wait()
-
-
-@pytest.fixture
 def artifact(tmp_path):
     """A stage's output: three steps, a summary, a figure and a table."""
     folder = tmp_path / "artifact"
@@ -247,12 +228,10 @@ class Services:
         ports = ("--prefect-port", prefect_port, "--mlflow-port", mlflow_port)
         self.printed = self.rm_opt("up", *ports)
         self.warm = WarmCommands()
-        login = OwnerLogin(home, {PREFECT_SERVER: self.ui, MLFLOW_SERVER: self.mlflow})
-        self.passwords = login.passwords
-        """Of each server, by its address."""
-        self.http = httpx.Client(timeout=PATIENCE_S, auth=login, transport=Patient())
+        self.password = password(home)
+        self.http = httpx.Client(timeout=PATIENCE_S, headers=basic_authorization(self.password), transport=Patient())
         """Speaks to all servers as their owner."""
-        self.tracking = f"http://any:{self.passwords[self.mlflow]}@127.0.0.1:{mlflow_port}"
+        self.tracking = f"http://any:{self.password}@127.0.0.1:{mlflow_port}"
         """MLflow's address for a client of its owner."""
 
     def stage_processes(self):

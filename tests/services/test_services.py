@@ -3,11 +3,9 @@
 Another user of this machine takes the servers' ports where that works, and never hears a password.
 """
 
-import contextlib
 import os
 import signal
 import socket
-import sqlite3
 import subprocess
 import sys
 import threading
@@ -32,7 +30,7 @@ from rmcore.core.processes import HOST, OWNER_FIELDS, PID, STARTED, marked, runs
 from tasks import home as home_module
 from tasks.home import PROJECT_VARIABLE
 from tasks.local_services import HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, SERVERS, running_services
-from tasks.passwords import Identity, basic_authorization, identity, mlflow_login
+from tasks.passwords import basic_authorization, mlflow_login, password
 from tasks.projection import sync_pending
 from tasks.run_record import RunRecord
 from used_homes import begin, take_as_home
@@ -95,7 +93,6 @@ with prefect_in_use("stages"):
     waits(file=sys.argv[2])
 """
 )
-SHELL = [{"prefect.deployments.steps.run_shell_script": {"script": "id > /tmp/owned"}}]
 
 
 @pytest.fixture
@@ -207,22 +204,10 @@ def cancelled_before_it_began(api: str, root: Path) -> dict:
 
 
 def brought_code_is_refused(api: str) -> None:
-    """Nothing that a request brings is run, though it has the password."""
-    trial = ask("GET", f"{api}/deployments/name/trial/trial")
-    place = f"{api}/deployments/{trial['id']}"
-    for method, where, body in (
-        ("PATCH", place, {"pull_steps": SHELL}),
-        ("PATCH", place, {"entrypoint": "/tmp/owned.py:flow"}),
-        ("PATCH", place, {"path": "/tmp"}),
-        ("POST", f"{api}/deployments/", {"name": "n", "flow_id": trial["flow_id"], "pull_steps": SHELL}),
-        ("POST", f"{api}/work_pools/", {"name": "p", "type": "process", "base_job_template": {"variables": {}}}),
-        ("PATCH", f"{api}/work_pools/rm-opt", {"base_job_template": {"job_configuration": {"command": "id"}}}),
-    ):
-        with pytest.raises(httpx.HTTPStatusError, match="403") as refused:
-            ask(method, where, body)
-        assert "as flows/prefect.yaml declares it" in refused.value.response.text, (where, body)
+    """No run brings a command of its own, though its request has the password."""
+    place = f"{api}/deployments/{ask('GET', f'{api}/deployments/name/trial/trial')['id']}/create_flow_run"
     with pytest.raises(httpx.HTTPStatusError, match="422"):  # Prefect itself, by our template
-        ask("POST", f"{place}/create_flow_run", {"job_variables": {"command": "id"}, "parameters": {"folder": "/"}})
+        ask("POST", place, {"job_variables": {"command": "id"}, "parameters": {"folder": "/"}})
 
 
 def the_dead_are_marked(api: str) -> None:
@@ -248,7 +233,7 @@ def let_go() -> None:
     ports_module._held.clear()
 
 
-def nothing_is_sent_to(other_user, ports: list[int], root: Path, left_over: dict[str, str], known: Identity) -> None:
+def nothing_is_sent_to(other_user, ports: list[int], root: Path, left_over: dict[str, str], known: str) -> None:
     """When all are dead another user gets the ports: neither a run that is left over nor `up` sends anything there."""
     let_go()
     assert other_user.take(*ports, seconds=PATIENCE_S) == set(ports)
@@ -260,21 +245,19 @@ def nothing_is_sent_to(other_user, ports: list[int], root: Path, left_over: dict
     assert "is not ours" in run.stderr
     heard = other_user.end()
     assert "uthorization" not in heard
-    for name in SERVERS:
-        assert known.password(name) not in heard
-        assert known.password(name) != identity(home_module.home()).password(name)  # from this start on
+    assert known not in heard
 
 
 def test_the_services_run_a_deployment_outlive_their_death_and_end_without_a_trace(home, project, tmp_path, request):
     other_user = request.getfixturevalue("other_user") if os.geteuid() == 0 else None
-    before, told = children(), []
+    before = children()
     prefect_port, mlflow_port = ports = free_ports(2)
     started = services.up(*ports, root=project)
     assert [service.healthy for service in started] == [True] * 3
     assert services.up(root=project) == started  # nothing is started twice
     with pytest.raises(ServiceError, match="--mlflow-port"):
         services.up(prefect_port, prefect_port + 1, root=project)
-    known, left_over = identity(home), running_services(home)[MLFLOW_SERVER].process.environ()
+    known, left_over = password(home), running_services(home)[MLFLOW_SERVER].process.environ()
 
     api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
     assert run_deployment(api, tmp_path)["state_type"] == "COMPLETED"
@@ -292,19 +275,13 @@ def test_the_services_run_a_deployment_outlive_their_death_and_end_without_a_tra
     mlflow.wait(timeout=PATIENCE_S)
 
     # While one process of ours lives, the ports of the dead are not to be had. They come back where the others look for
-    # them, without being told where that was, and without what was changed in their records meanwhile.
+    # them, without being told where that was.
     let_go()
     assert other_user is None or other_user.take(*ports, seconds=3) == set()
-    with contextlib.closing(sqlite3.connect(home / "prefect" / "prefect.db")) as database, database:
-        database.execute(
-            "update deployment set entrypoint = '/tmp/owned.py:flow', name = 'stolen' where name = 'trial'"
-        )
-    again = services.up(root=project, tell=told.append)
+    again = services.up(root=project)
     assert [service.url for service in again] == [service.url for service in started]
     assert [service.healthy for service in again] == [True] * 3
-    assert [line for line in told if "stolen is removed" in line]
-    assert {one["name"] for one in ask("POST", f"{api}/deployments/filter", {})} == {"trial", "waits"}
-    assert identity(home) == known
+    assert password(home) == known
     prefect_client.reap_dead_runs(api)
     assert [ask("GET", f"{api}/flow_runs/{run}")["state_type"] for run in both] == ["CRASHED"] * 2
 
@@ -458,13 +435,13 @@ def test_a_damaged_password_or_record_stops_nothing(home, monkeypatch, content):
     """Which services run is seen at the processes, so there is no record; one of an earlier release means nothing."""
     folder = home / "services"
     folder.mkdir(parents=True)
-    for name in ("state.json", "key", "era"):
+    for name in ("state.json", "password"):
         (folder / name).write_bytes(content)
     other = sleeper(env={**os.environ, HOME_MARK: str(home / "another")})
     worker = sleeper(env={**os.environ, HOME_MARK: str(home)})  # by its command line none of the three, yet ours
     home_module.configure_environment()
-    assert {len(text) for text in identity(home)} == {43}
-    assert identity(home).key == (folder / "key").read_text().strip()
+    assert len(password(home)) == 43
+    assert password(home) == (folder / "password").read_text().strip()
     assert [service.pid for service in services.status()] == [None] * 3
     assert services.down() == []
     assert (other.poll(), worker.wait(timeout=PATIENCE_S)) == (None, -signal.SIGTERM)
@@ -499,7 +476,7 @@ class Stranger(BaseHTTPRequestHandler):
 def test_a_waiting_run_of_another_server_is_sent_without_our_password(home, monkeypatch):
     """The local server may have another port by now, and any program of the machine the old one."""
     home_module.configure_environment()
-    ours = mlflow_login(identity(home).password(MLFLOW_SERVER))
+    ours = mlflow_login(password(home))
     for name, value in ours.items():
         monkeypatch.setenv(name, value)  # as while the local server runs
     with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:

@@ -174,7 +174,7 @@ class Visit(Walk):
 
     def log_in(self, address: str) -> None:
         """Give the password as a browser's own window would, then open the page without it in its address."""
-        self.open(address.replace("//", f"//any:{self.services.passwords[address]}@"))
+        self.open(address.replace("//", f"//any:{self.services.password}@"))
         self.browser.wait("document.readyState", lambda state: state == "complete")
         self.open(address)
 
@@ -214,7 +214,7 @@ def walk(visit: Visit) -> None:
 def in_prefect(visit: Visit) -> None:
     """One run to its end and one that is cancelled, both from the form."""
     ui = visit.services.ui
-    visit.browser.paste_password(visit.form, visit.services.passwords[ui])
+    visit.browser.paste_password(visit.form, visit.services.password)
     visit.step("form-after-log-in", "preset", "overrides")
     visit.open(f"{ui}/deployments")
     visit.step("prefect-deployments", "pipeline", "experiment", "policy-rlhf")

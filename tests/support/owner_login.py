@@ -1,28 +1,10 @@
-"""The login of a home's owner: each server is given its own password, and asked again where it is busy."""
+"""The login of a home's owner; a server that is busy is asked again."""
 
 import time
 
 import httpx
 
 from machine import PATIENCE_S
-from tasks.passwords import basic_authorization, identity
-
-
-class OwnerLogin(httpx.Auth):
-    """Logs in to the servers of a home.
-
-    Args:
-        home: that `rm-opt up` runs in.
-        places: the servers' addresses, by their names.
-    """
-
-    def __init__(self, home, places):
-        known = identity(home)
-        self.passwords = {place: known.password(name) for name, place in places.items()}
-
-    def auth_flow(self, request):
-        request.headers.update(basic_authorization(self.passwords[f"http://{request.url.netloc.decode()}"]))
-        yield request
 
 
 class Patient(httpx.HTTPTransport):

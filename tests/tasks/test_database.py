@@ -4,15 +4,7 @@ import pytest
 
 from postgres import DATABASE, Postgres
 from rmcore.core.errors import ConfigError, ServiceError
-from tasks.database import (
-    DATABASE_VARIABLE,
-    checked_address,
-    chosen_database,
-    keep_choice,
-    make_schemas,
-    mlflow_address,
-    prefect_environment,
-)
+from tasks.database import make_schemas, mlflow_address, prefect_environment, require_address
 
 
 @pytest.fixture(scope="module")
@@ -22,15 +14,10 @@ def postgres():
     server.close()
 
 
-@pytest.fixture(autouse=True)
-def unset(monkeypatch):
-    monkeypatch.delenv(DATABASE_VARIABLE, raising=False)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("address", ["postgresql://me@host/runs", "postgresql://host:5433/runs?sslmode=require"])
-def test_an_address_is_taken_as_it_was_given(address):
-    assert checked_address(address) == address
+def test_an_address_of_postgresql_is_taken(address):
+    require_address(address)
 
 
 @pytest.mark.parametrize(
@@ -48,31 +35,14 @@ def test_an_address_is_taken_as_it_was_given(address):
 )
 def test_what_is_no_database_of_postgresql_is_refused(address):
     with pytest.raises(ConfigError, match="no address of a PostgreSQL database"):
-        checked_address(address)
+        require_address(address)
 
 
 @pytest.mark.parametrize("address", ["postgresql://me:secret@host/runs", "postgresql://host/runs?password=secret"])
 def test_a_password_is_refused_and_not_repeated(address):
     with pytest.raises(ConfigError, match="holds a password") as error:
-        checked_address(address)
+        require_address(address)
     assert "secret" not in str(error.value)
-
-
-def test_the_choice_is_kept_until_another_is_made(tmp_path, monkeypatch):
-    folder = tmp_path / "services"
-    folder.mkdir()
-    assert chosen_database(folder, None) is None
-    assert chosen_database(folder, "postgresql://one/runs") == "postgresql://one/runs"
-    assert chosen_database(folder, None) is None  # nothing was started with it
-    keep_choice(folder, "postgresql://one/runs")
-    assert chosen_database(folder, None) == "postgresql://one/runs"
-    assert all(file.stat().st_mode & 0o077 == 0 for file in folder.iterdir())
-    monkeypatch.setenv(DATABASE_VARIABLE, "postgresql://two/runs")
-    assert chosen_database(folder, None) == "postgresql://two/runs"
-    assert chosen_database(folder, "sqlite") is None
-    monkeypatch.delenv(DATABASE_VARIABLE)
-    keep_choice(folder, None)
-    assert chosen_database(folder, None) is None
 
 
 def test_each_driver_is_asked_for_encryption_in_its_own_words():
@@ -104,9 +74,6 @@ def test_a_database_that_cannot_be_used_is_named_with_why(postgres, monkeypatch)
         make_schemas(postgres.address.replace(f"/{DATABASE}", "/absent"))
     with pytest.raises(ServiceError, match=r"127\.0\.0\.1:9/runs cannot be used .*refused"):
         make_schemas(f"postgresql://rm@127.0.0.1:9/{DATABASE}")
-    postgres.sql("create database old encoding 'SQL_ASCII' lc_collate 'C' lc_ctype 'C' template template0")
-    with pytest.raises(ServiceError, match=r"keeps texts as SQL_ASCII.*createdb --encoding UTF8"):
-        make_schemas(postgres.address.replace(f"/{DATABASE}", "/old"))
     postgres.sql("create role reader login password 'secret-of-the-database'")
     postgres.sql("create database theirs")
     with pytest.raises(ServiceError, match="permission denied"):

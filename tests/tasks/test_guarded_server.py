@@ -6,13 +6,9 @@ import os
 import subprocess
 import sys
 
-import httpx
 import pytest
 
-from machine import PATIENCE_S
-from rmcore.core.errors import ServiceError
-from tasks.guarded_server import CHOOSE, Guard, ModelTrainingFirst
-from tasks.passwords import Identity, ask_for_proof
+from tasks.guarded_server import Guard
 
 ADDRESS, SECRET = "http://127.0.0.1:4200", "the-secret"
 
@@ -64,92 +60,12 @@ ORIGINS = (
 
 def test_only_its_own_address_and_its_own_pages():
     login = basic(f"any:{SECRET}")
-    for path in ("/", "/health", "/rm-opt/proof"):
+    for path in ("/", "/health"):
         assert {status(host=host, path=path, authorization=login) for host in HOSTS} == {421}
         origins = [origin.encode() for origin in ORIGINS]
         assert {status(path=path, authorization=login, origin=origin) for origin in origins} == {403}
     assert status(authorization=login, origin=ADDRESS.encode()) == 200
     assert status(path="/health") == 200
-
-
-KNOWN = Identity("k" * 43, "e" * 43)
-
-
-def test_a_server_proves_that_it_has_the_key_and_one_that_has_it_not_is_told_nothing(serve):
-    told = []
-
-    def relay(place):
-        """Whoever asks it for a proof gets that of the server there."""
-
-        async def app(scope, receive, send):
-            told.append(scope["headers"])
-            own = httpx.get(f"{place}{scope['path']}?{scope['query_string'].decode()}", timeout=PATIENCE_S)
-            headers = [(b"content-type", b"application/json")]
-            await send({"type": "http.response.start", "status": own.status_code, "headers": headers})
-            await send({"type": "http.response.body", "body": own.content})
-
-        return lambda address: app
-
-    async def silent(scope, receive, send):
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body", "body": b"{}"})
-
-    honest = serve(lambda address: Guard(None, address, "password", KNOWN))
-    assert ask_for_proof(honest, KNOWN.key) == KNOWN
-    other_key = serve(lambda address: Guard(None, address, "password", KNOWN._replace(key="o" * 43)))
-    another = serve(relay(honest))
-    for impostor in (other_key, another, serve(lambda address: silent)):
-        with pytest.raises(ServiceError, match="was sent no password"):
-            ask_for_proof(impostor, KNOWN.key)
-    assert not [name for headers in told for name, _ in headers if name == b"authorization"]
-    assert httpx.get(f"{honest}/rm-opt/proof?question=short", timeout=PATIENCE_S).status_code == 400
-    assert (
-        httpx.get(
-            f"{honest}/rm-opt/proof?question={'q' * 43}", headers={"Host": "other"}, timeout=PATIENCE_S
-        ).status_code
-        == 421
-    )
-
-
-def test_each_server_has_a_password_of_its_own_in_each_era():
-    names = ("prefect-server", "mlflow-server")
-    found = [Identity("k" * 43, era * 43).password(name) for era in "ef" for name in names]
-    assert len(set(found)) == 4
-    assert KNOWN.proof("a:1", "q") != KNOWN.proof("a:1", "r") != KNOWN.proof("a:2", "r")
-
-
-def mlflow_page(path, method="GET", content=(b"<html><head>", b"<title></title></head></html>"), kind=b"text/html"):
-    """The headers and the body that come by way of `ModelTrainingFirst`, and the headers that MLflow was asked with."""
-    sent, asked = [], []
-
-    async def app(scope, receive, send):
-        asked.extend(name for name, _ in scope["headers"])
-        length = str(sum(map(len, content))).encode()
-        headers = [(b"content-type", kind), (b"content-length", length), (b"x-frame-options", b"DENY")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        for place, part in enumerate(content):
-            await send({"type": "http.response.body", "body": part, "more_body": place + 1 < len(content)})
-
-    async def send(message):
-        sent.append(message)
-
-    headers = [(b"if-none-match", b"x"), (b"if-modified-since", b"y"), (b"host", b"z")]
-    scope = {"type": "http", "method": method, "path": path, "headers": headers}
-    asyncio.run(ModelTrainingFirst(app)(scope, None, send))
-    return dict(sent[0]["headers"]), b"".join(message["body"] for message in sent[1:]), asked
-
-
-def test_mlflows_page_chooses_model_training_first_and_nothing_else_is_touched():
-    headers, body, asked = mlflow_page("/")
-    assert body == b"<html><head>" + CHOOSE + b"<title></title></head></html>"
-    assert headers[b"content-length"] == str(len(body)).encode()
-    assert headers[b"x-frame-options"] == b"DENY"
-    assert asked == [b"host"]
-    for untouched in ({"path": "/ajax-api/x"}, {"path": "/", "method": "POST"}):
-        headers, body, asked = mlflow_page(**untouched)
-        assert body == b"<html><head><title></title></head></html>"
-        assert len(asked) == 3
-    assert mlflow_page("/", content=(b"no page",))[1] == b"no page"
 
 
 MIGRATE = """

@@ -10,11 +10,10 @@ import httpx
 import pytest
 
 from machine import PATIENCE_S, free_ports, wait_for
-from owner_login import OwnerLogin
 from pixels.sitecustomize import FOLDER as PIXELS
 from postgres import Postgres
 from rmcore.core.processes import marked, terminate
-from tasks.local_services import MLFLOW_SERVER, PREFECT_SERVER
+from tasks.passwords import basic_authorization, password
 
 COMMAND = [sys.executable, "-P", "-c", "from flows.cli import main; main()"]
 
@@ -80,11 +79,9 @@ class Cluster:
         self.api = f"{self.ui}/api"
         flags = [word for name, port in ports.items() for word in (f"--{name}-port", port)]
         self.printed = self.rm_opt("up", "--database", postgres.address, *flags).stdout
-        self.password_file = self.home / "services" / "key"
-        places = {PREFECT_SERVER: self.ui, MLFLOW_SERVER: self.mlflow}
-        login = OwnerLogin(self.home, places)
-        self.passwords = login.passwords
-        self.http = httpx.Client(timeout=PATIENCE_S, auth=login)
+        self.password_file = self.home / "services" / "password"
+        self.password = password(self.home)
+        self.http = httpx.Client(timeout=PATIENCE_S, headers=basic_authorization(self.password))
         self.machines = []
         self.hosts_differ = bool(named_host("another"))
 

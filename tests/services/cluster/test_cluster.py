@@ -1,7 +1,6 @@
 """Experiments over several machines: each cell once, the same numbers, and nothing lost with a machine."""
 
 import json
-import re
 
 import httpx
 import pytest
@@ -43,7 +42,7 @@ def test_without_a_worker_nothing_is_begun(cluster, declare):
 
 def assert_all_is_tracked(cluster):
     """Every cell is in MLflow, through the server's own artifact store; so is the report."""
-    client = connect(cluster.mlflow.replace("http://", f"http://any:{cluster.passwords[cluster.mlflow]}@"))
+    client = connect(cluster.mlflow.replace("http://", f"http://any:{cluster.password}@"))
     [experiment] = client.search_experiments(filter_string="name = 'rm/spread-custom'")
     assert experiment.artifact_location.startswith("mlflow-artifacts:/")
     tracked = client.search_runs([experiment.experiment_id], max_results=100)
@@ -65,9 +64,9 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
     command = cluster.begin("experiment", file, "--runner", "pool", "--summary", summary)
     cluster.wait_for(lambda: all(found(one.home, "store/.wip/train-*/resume/step_*") for one in cluster.machines))
     two.end()
-    [waiting] = cluster.cells(state={"name": {"any_": ["AwaitingRetry"]}})
+    [ended] = cluster.cells(state={"type": {"any_": ["CRASHED"]}})
+    assert f"{two.name} ended" in two.said()
     one.kill()
-    assert re.search(rf"{two.name} ended; handed back: (low|high) seed 0", two.said())
 
     three = cluster.worker("three")
     cluster.wait_for(lambda: "resum" in three.said() and found(three.home, "store/.wip/train-*/metrics.jsonl"))
@@ -85,8 +84,7 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
     said, _ = command.communicate(timeout=PATIENCE_S)
     assert command.returncode == 0, said
     outcome = json.loads(summary.read_text())
-    assert said.count("its worker died; started again (1 of 2)") == said.count("its worker died") == 1
-    assert cluster.http.get(f"{cluster.api}/flow_runs/{waiting['id']}").json()["state_type"] == "COMPLETED"
+    assert said.count("its worker ended; started again") == said.count("its worker ended") >= 2
     assert outcome["failed"] == []
     assert len(outcome["computed"]) == 2
     for stage in ("train", "evaluate"):
@@ -94,15 +92,15 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
         assert sum(machine.finished(stage) for machine in cluster.machines) == 2
     names = [run["name"] for run in cluster.cells(state={"type": {"any_": ["COMPLETED"]}})]
     assert len(names) == len(set(names)) == 2
-    [crashed] = [run for run in cluster.cells() if run["state_type"] == "CRASHED"]
+    crashed = [run for run in cluster.cells() if run["state_type"] == "CRASHED" and run["id"] != ended["id"]]
     if cluster.hosts_differ:  # else all are one machine, whose dead runs the next one to start there finds
-        assert "its machine is silent" in crashed["state"]["message"]
+        assert any("its machine is silent" in run["state"]["message"] for run in crashed)
 
     assert_all_is_tracked(cluster)
 
     # On one machine, without any of this, a cell has the same numbers.
     alone, own = begin(tmp_path / "alone", databases), tmp_path / "own.json"
-    login = {"PREFECT_API_URL": cluster.api, "PREFECT_API_AUTH_STRING": cluster.passwords[cluster.ui]}
+    login = {"PREFECT_API_URL": cluster.api, "PREFECT_API_AUTH_STRING": cluster.password}
     environment = cluster.inherited | {"RM_OPT_HOME": str(alone)} | login
     cluster.rm_opt("experiment", file, "--arms", "low", "--summary", own, environment=environment)
     expected = numbers(json.loads(own.read_text()))
@@ -120,6 +118,6 @@ def test_prefect_says_what_a_worker_has_to_know_to_its_owner_only(cluster):
 
 
 def test_a_database_that_services_do_not_use_is_refused_while_they_run(cluster):
-    done = cluster.rm_opt("up", "--database", "sqlite", check=False)
+    done = cluster.rm_opt("up", "--database", "postgresql://other@nowhere/runs", check=False)
     assert done.returncode == 2
     assert "run `rm-opt down` first" in done.stderr

@@ -20,32 +20,25 @@ NIGHT_SECONDS = 3600
 
 @pytest.fixture
 def night_falls(services, tiny_folder):
-    """Has the shipped schedule start a run of a small study in some seconds; it is as it was after."""
-    found = services.deployment("experiment")
-    place, schedule = f"{services.api}/deployments/{found['id']}", shipped(found)
-    parameters = {"experiment": "baseline", "size": "smoke"}
-    assert set(schedule["parameters"]) == parameters.keys()
-    parameters |= {"seeds": SEEDS, "model": str(tiny_folder), "arms": ARMS}
-
-    def change(**to):
-        services.http.patch(f"{place}/schedules/{schedule['id']}", json=to).raise_for_status()
+    """Has a schedule start a run of a small study in some seconds; it is gone after."""
+    place = f"{services.api}/deployments/{services.deployment('experiment')['id']}"
+    parameters = {"experiment": "baseline", "size": "smoke", "seeds": SEEDS, "model": str(tiny_folder), "arms": ARMS}
+    made = []
 
     def fall():
         first = datetime.now(UTC) + timedelta(seconds=5)
         interval = {"interval": NIGHT_SECONDS, "anchor_date": first.isoformat()}
-        change(schedule=interval, active=True, parameters=parameters)
+        wanted = {"schedule": interval, "active": True, "parameters": parameters}
+        while made:
+            services.http.delete(f"{place}/schedules/{made.pop()}").raise_for_status()
+        [one] = services.http.post(f"{place}/schedules", json=[wanted]).raise_for_status().json()
+        made.append(one["id"])
         services.http.post(f"{place}/schedule", json={}).raise_for_status()
 
     yield fall
-    change(schedule=schedule["schedule"], active=False, parameters=schedule["parameters"])
+    services.http.delete(f"{place}/schedules/{made.pop()}").raise_for_status()
     # Other tests count what is computed.
     services.wait_for(lambda: not nights(services, "RUNNING", "PENDING"))
-
-
-def shipped(deployment):
-    """The nightly one of the schedules."""
-    [found] = [one for one in deployment["schedules"] if one["slug"] == "nightly-ablation"]
-    return found
 
 
 def nights(services, *states):
@@ -94,7 +87,7 @@ def test_a_nightly_study_that_is_killed_judges_as_one_that_was_not(
     alone = tmp_path / "alone"
     shutil.copytree(services.home / "store", alone / "store")
     own = {"RM_OPT_HOME": str(begin(alone, databases)), "PREFECT_API_URL": services.api}
-    own |= {"PREFECT_API_AUTH_STRING": services.passwords[services.ui]}
+    own |= {"PREFECT_API_AUTH_STRING": services.password}
     words = ["experiment", "baseline", "--seeds", str(SEEDS), "--arms", ",".join(ARMS)]
     words += ["--model", tiny_folder, "--summary", tmp_path / "s.json"]
     finished = services.warm.run(words, services.environment | own)
