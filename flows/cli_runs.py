@@ -21,7 +21,6 @@ from flows.unfinished import judged_run, read_unfinished
 from rmcore.cli.common import wide_console
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.hardware import money, price_per_hour
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.runs import INDEX, RECORD, Run, find_run, list_runs, read_runs, short_names, write_index
@@ -36,7 +35,7 @@ VERDICT_STATUS = {"met": 0, "refuted": 10, "unclear": 11, "lower_evidence": 12}
 CHANGES = "what it changes"
 NARROW = 125
 """Columns of a terminal below which the list of runs has several facts in one column, one below the other."""
-_STACKS = (("run", "finished"), (CHANGES,), ("verdict", "level"), ("accuracy", "device time", "cost"))
+_STACKS = (("run", "finished"), (CHANGES,), ("verdict", "level"), ("accuracy", "device time"))
 UNKNOWN = "unknown"
 """Expected time of a stage of which nothing like it has run."""
 DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER")
@@ -93,7 +92,7 @@ def runs(
 ) -> None:
     """List what was run here, newest first: verdict, evidence, accuracy, cost.
 
-    Read from the reports under $RM_OPT_HOME; no server is asked. Money is shown where RM_OPT_PRICE_PER_HOUR is set.
+    Read from the reports under $RM_OPT_HOME; no server is asked.
 
     Example: rm-opt runs "not ready"
     """
@@ -115,7 +114,7 @@ def runs(
         print(f"none of {len(short)} runs holds {text!r} in its name, verdict or headline")
         return
     shown = found[:limit]
-    rows = [_row(run, short[run.name], price_per_hour()) for run in shown]
+    rows = [_row(run, short[run.name]) for run in shown]
     console = wide_console()
     is_narrow = console.width < NARROW
     columns = _STACKS if is_narrow else [(name,) for names in _STACKS for name in names]
@@ -136,9 +135,8 @@ def runs(
     print(f"all reports {home() / 'reports' / INDEX}")
 
 
-def _row(run: Run, name: str, price: float | None) -> dict[str, str]:
+def _row(run: Run, name: str) -> dict[str, str]:
     """The facts of a run in the list, by heading."""
-    cost = money(run.device_seconds, price)
     return {
         "run": name,
         "finished": _moment(run.finished),
@@ -147,7 +145,6 @@ def _row(run: Run, name: str, price: float | None) -> dict[str, str]:
         "level": run.rung[:1],
         "accuracy": _accuracy(run),
         "device time": _device_time(run),
-        **({} if price is None else {"cost": "-" if cost is None else f"{cost:.2f}"}),
     }
 
 

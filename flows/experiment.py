@@ -44,7 +44,6 @@ from flows.settings import require_names
 from rmcore.config.pipeline import GROUPS
 from rmcore.core.errors import TrainingError
 from rmcore.core.files import write_json, write_text
-from rmcore.core.hardware import money, price_per_hour
 from rmcore.core.metrics import CELL_METRICS, CURVES, HEADLINE
 from rmcore.core.store import ArtifactRef, Store, flatten
 from rmcore.reporting.experiment_schema import (
@@ -232,9 +231,7 @@ class Matrix:
         declared = {name: one.value for name, one in found.samples.items() if name not in HEADLINE}
         shown = {name: _card(refs)[TEST_METRICS[name]] for name in declared if name in TEST_METRICS}
         spent = artifact_seconds(self.store, refs.values(), on_device=True)
-        cost = {"cost/device_hours": spent / 3600, "cost/money": money(spent, price_per_hour())}
-        numbers = declared | {name: value for name, value in cost.items() if value is not None}
-        tracker.tell(note=note, tags=interval_tags(shown), numbers=numbers)
+        tracker.tell(note=note, tags=interval_tags(shown), numbers=declared | {"cost/device_hours": spent / 3600})
 
     def _report(self, tracker: RunTracker, results: ExperimentResults, outcomes: Mapping[str, Outcome]) -> Path:
         """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
@@ -330,11 +327,7 @@ def summary_metrics(results: ExperimentResults, main: str) -> dict[str, float]:
 
     The tables `arms.json` and `hypotheses.json` have the others, and all intervals.
     """
-    cost = results["cost"]
-    found: dict[str, float | None] = {
-        "cost/device_hours": cost["device_seconds"] / 3600,
-        "cost/money": money(cost["device_seconds"], cost["price_per_hour"]),
-    }
+    found: dict[str, float | None] = {"cost/device_hours": results["cost"]["device_seconds"] / 3600}
     found |= {f"{main}.{arm['name']}": arm["metrics"][main]["value"] for arm in results["arms"]}
     found |= {f"verdict/{one['name']}": one["value"] for one in results["hypotheses"]}
     return {name: value for name, value in found.items() if value is not None}
@@ -464,7 +457,6 @@ def _cost(matrix: Matrix, outcomes: Mapping[str, Outcome]) -> Cost:
         "estimated_seconds": matrix.expected,
         "measured_seconds": artifact_seconds(matrix.store, refs),
         "device_seconds": artifact_seconds(matrix.store, refs, on_device=True),
-        "price_per_hour": price_per_hour(),
         "run_seconds": time.monotonic() - matrix.started,
         "num_computed": computed,
         "num_cached": len(outcomes) - computed - failed,

@@ -13,10 +13,8 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Annotated, Any
 
-import yaml
 from coolname.data import config as word_lists
 from prefect import Flow, flow, runtime
-from prefect.artifacts import create_markdown_artifact
 from prefect.context import FlowRunContext
 from prefect.logging import get_run_logger
 from prefect.utilities.callables import parameter_schema
@@ -43,8 +41,6 @@ from flows.settings import (
 from rmcore.cli.guard import describe_validation
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.store import flatten
-from rmcore.reporting.html.blocks import Block, Table, markdown
 from tasks.home import FOLDER_VARIABLE
 
 Outcome = dict[str, Any]
@@ -298,29 +294,13 @@ def _schema(setting: str) -> dict[str, Any]:
 
 
 def _show(form: Form, preset: str, config: PipelineConfig) -> None:
-    """Leave the settings on the flow run's page: what was changed, and all that is read."""
+    """Say in the flow run's log what was changed, and what of that is not read."""
     changes = changes_of(preset, config)
     said = ", ".join(f"{name}={value}" for name, value in changes.items())
     log = get_run_logger()
     log.info(f"settings    preset {preset}; {f'changed: {said}' if said else 'nothing of it is changed'}")
     if unread := sorted({name.partition(".")[0] for name in changes} - {"study", "seed", "device", *form.sections}):
         log.warning(f"this flow does not read {', '.join(unread)}: what was changed there has no effect")
-    markdown = settings_markdown(preset, config, form.sections)
-    create_markdown_artifact(markdown, "settings", f"Preset {preset}, {len(changes)} changed")
-
-
-def settings_markdown(preset: str, config: PipelineConfig, sections: tuple[str, ...]) -> str:
-    """The settings of a run: those that differ from the preset's in a table, then all of the sections as YAML."""
-    before, changes = flatten(PRESETS[preset].model_dump(mode="json")), changes_of(preset, config)
-    rows = [(name, str(value), str(before.get(name))) for name, value in changes.items()]
-    shown = config.model_dump(mode="json", include={"study", "seed", "device", *sections})
-    block = Block(
-        "Settings",
-        text=(f"Preset {preset}, {DESCRIBED[preset].purpose}", *([] if rows else ["Nothing of it is changed."])),
-        tables=(Table(("changed", "here", "in the preset"), rows, left=range(3)),) if rows else (),
-        code=yaml.safe_dump(shown, sort_keys=False, allow_unicode=True, width=100),
-    )
-    return markdown(block) + "\n"
 
 
 def is_made_up(name: str) -> bool:

@@ -147,7 +147,7 @@ def up(
         running = running_services(home())
         used = [service.process.environ().get(DATABASE_VARIABLE) for service in running.values()][:1]
         chosen = database or os.environ.get(DATABASE_VARIABLE) or next(iter(used), None)
-        if [chosen] != (used or [chosen]):
+        if used and used != [chosen]:
             raise ServiceError(
                 f"the services of {home()} keep their records in {used[0] or 'SQLite'}, and {chosen} is requested: run "
                 "`rm-opt down` first, or leave --database out."

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import psutil
@@ -36,15 +35,9 @@ DEVICE = "the device"
 
 @dataclass
 class Wait:
-    """The wait of one stage: what it waits for, in turn, until `end`."""
+    """The wait of one stage: what it waits for, in turn; `str` once nothing is left."""
 
-    on_end: Callable[[], None] = lambda: None
     reason: Reason = str
-
-    def end(self) -> None:
-        """Nothing is left to wait for."""
-        self.reason = str
-        self.on_end()
 
 
 Waiting = Callable[[], AbstractContextManager[Wait]]
@@ -55,8 +48,7 @@ Waiting = Callable[[], AbstractContextManager[Wait]]
 def noted(store: Store, lock: str, run: str) -> Iterator[None]:
     """Tell those who want the lock that `run` holds it in this process, inside the block. The caller holds the lock."""
     note = _note(store, lock)
-    since = datetime.now().astimezone().isoformat(timespec="seconds")
-    write_json(note, {"run": run, "pid": os.getpid(), "since": since})
+    write_json(note, {"run": run, "pid": os.getpid()})
     try:
         yield
     finally:
@@ -64,12 +56,12 @@ def noted(store: Store, lock: str, run: str) -> Iterator[None]:
 
 
 def holder(store: Store, lock: str) -> str:
-    """Who holds a lock, for example `mine-seed0 (pid 4711, since 14:02)`; empty where nobody does."""
+    """Who holds a lock, for example `mine-seed0 (pid 4711)`; empty where nobody does."""
     if store.is_free(lock):
         return ""
     try:
         held = json.loads(_note(store, lock).read_text(encoding="utf-8"))
-        return f"{held['run']} (pid {held['pid']}, since {clock(datetime.fromisoformat(held['since']))})"
+        return f"{held['run']} (pid {held['pid']})"
     except (OSError, ValueError, TypeError, KeyError):  # taken this moment
         return UNKNOWN
 
@@ -78,16 +70,6 @@ def same_stage(store: Store, name: str, key: str) -> str:
     """Describe the run that is computing the stage of that key, for messages; empty if there is none."""
     computed_by = holder(store, key)
     return f"the same {name}, which {computed_by} computes" if computed_by else ""
-
-
-def clock(moment: datetime) -> str:
-    """A moment as people say it: 14:02 today, 14:02 on 24 Nov on another day, with the year in another year."""
-    now = datetime.now().astimezone()
-    moment = moment.astimezone()
-    if moment.date() == now.date():
-        return f"{moment:%H:%M}"
-    day = f"{moment:%H:%M} on {moment.day} {moment:%b}"
-    return day if moment.year == now.year else f"{day} {moment.year}"
 
 
 def _note(store: Store, lock: str) -> Path:

@@ -234,13 +234,13 @@ def execute(
     with store.lock(key):
         shared = shared_store()
         if store.status(name, key).state == "valid" or taken(shared, store, stage, tell):
-            wait.end()
+            wait.reason = str
             return store.ref(name, key), False
         device, processes = stage.device_name or "auto", stage.num_processes
         needed = 0 if stage.device_name is None else slots_needed(device, processes)
         wait.reason = partial(in_the_way, store, device, needed)
         with noted(store, key, run), held_slots(store, run, device, needed) as slots:
-            wait.end()
+            wait.reason = str
             if taken(shared, store, stage, tell):  # another machine committed it while this one waited for its device
                 return store.ref(name, key), False
             before()

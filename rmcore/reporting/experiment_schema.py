@@ -112,8 +112,6 @@ class Cost(TypedDict):
     """Wall seconds of all artifacts of all cells, whenever they were made; a shared artifact counts once."""
     device_seconds: float
     """Those of them that held a device."""
-    price_per_hour: float | None
-    """Price of a device; None where it was not set."""
     run_seconds: float
     """Wall seconds of this run."""
     num_computed: int

@@ -55,11 +55,8 @@ def test_runs_are_listed_newest_first_with_verdict_rung_and_accuracy(reports):
     assert "2 older ones: rm-opt runs --limit 3" in typed("runs", "-n", "1")
 
 
-@pytest.mark.parametrize("price", [None, "2"])
-def test_a_terminal_of_80_columns_shows_every_fact_whole(reports, monkeypatch, price):
+def test_a_terminal_of_80_columns_shows_every_fact_whole(reports, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
-    if price is not None:
-        monkeypatch.setenv("RM_OPT_PRICE_PER_HOUR", price)
     table = typed("runs").partition("report      ")[0]
     assert max(map(len, table.splitlines())) <= 80
     words = " ".join(table.split())
@@ -83,19 +80,6 @@ def test_the_list_holds_what_was_asked_for(reports):
     assert "demo-seed0" in typed("runs", "DEMO-SEED0")
     assert "1 older ones: rm-opt runs 'not ready' --limit 2" in typed("runs", "not ready", "-n", "1")
     assert "none of 3 runs holds 'absent'" in typed("runs", "absent")
-
-
-def test_the_cost_is_shown_at_a_price_that_was_set(reports, monkeypatch):
-    seconds = sum(stage["device_seconds"] for stage in report_sample.results()["stages"])
-    assert "cost" not in typed("runs").splitlines()[0]
-    monkeypatch.setenv("RM_OPT_PRICE_PER_HOUR", "2")
-    said = typed("runs")
-    assert "cost" in said
-    assert f"{seconds / 1800:.2f}" in said
-    for price in ("free", "0", "-1", "nan", "inf"):
-        monkeypatch.setenv("RM_OPT_PRICE_PER_HOUR", price)
-        with pytest.raises(ConfigError, match=f"RM_OPT_PRICE_PER_HOUR='{price}' is no price"):
-            typed("runs")
 
 
 def test_a_home_where_nothing_ran_says_so(tmp_path, monkeypatch):

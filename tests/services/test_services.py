@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 import threading
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -404,23 +403,6 @@ def test_an_embedded_server_that_cannot_start_says_why(home):
     assert "file is not a database" in done.stderr
 
 
-SIGNALLED = """
-import os, signal, threading
-from flows import prefect_api
-signal.signal(signal.SIGUSR1, lambda *_: None)
-with prefect_api.end_without_server("Run again."):
-    [watch] = [thread for thread in threading.enumerate() if thread.name == "prefect-watch"]
-    os.kill(os.getpid(), signal.SIGUSR1)
-    watch.join(1.0)
-    os.kill(os.getpid(), signal.SIGUSR1)
-"""
-
-
-def test_a_second_signal_is_heard_in_silence():
-    done = program(SIGNALLED, env={**os.environ, "PREFECT_API_URL": f"http://127.0.0.1:{free_ports(1)[0]}/api"})
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):
     home.write_text("a file is in the way")
     monkeypatch.setenv("RM_OPT_HOME", str(home / "below"))
@@ -505,17 +487,6 @@ def test_a_server_that_is_reached_through_a_proxy_alone_is_not_taken_for_dead(mo
         for _ in range(2 * prefect_api.REFUSALS_OF_A_DEAD_SERVER):
             assert looked.acquire(timeout=PATIENCE_S)
     assert exits == []
-
-
-def test_a_run_may_be_watched_from_a_thread_of_a_users_program(monkeypatch):
-    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_ports(1)[0]}/api")
-
-    def run():
-        with prefect_api.end_without_server("Run again."):
-            return "ran"
-
-    with ThreadPoolExecutor() as pool:
-        assert pool.submit(run).result() == "ran"
 
 
 def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm(monkeypatch):

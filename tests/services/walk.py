@@ -245,7 +245,7 @@ def in_prefect(visit: Visit) -> None:
     visit.page(first)
     visit.step("run-completed", "Completed", "prepare", "readiness")
     visit.click("Artifacts")
-    visit.step("run-artifacts", "report", "settings")
+    visit.step("run-artifacts", "report")
     visit.click("report")
     visit.step("run-report-card", "Report", "This run in MLflow", "pairs")
 

@@ -226,7 +226,6 @@ def results() -> dict[str, Any]:
             "estimated_seconds": 610.0,
             "measured_seconds": 802.4,
             "device_seconds": 720.0,
-            "price_per_hour": 2.0,
             "run_seconds": 655.1,
             "num_computed": 9,
             "num_cached": 5,

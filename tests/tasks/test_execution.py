@@ -65,7 +65,7 @@ def test_who_computes_the_same_stage_is_named_to_those_who_wait(tmp_path):
         while not (reason := wait.reason()):
             assert not second.done()
         named.set()
-    assert reason.startswith(f"the same prepare, which mine-seed0 (pid {os.getpid()}, since ")
+    assert reason.startswith(f"the same prepare, which mine-seed0 (pid {os.getpid()})")
     assert (first.result()[1], second.result()[1]) == (True, False)
     assert wait.reason() == ""
 

@@ -8,7 +8,6 @@ from typing import Any
 import yaml
 
 from rmcore.config.files import setting_text
-from rmcore.core.hardware import money, money_text
 from rmcore.reporting.experiment_schema import ArmResult, CellResult, ExperimentResults, MetricInfo
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.figures.arms import arm_styles, main_metrics
@@ -228,12 +227,12 @@ def _changes(results: ExperimentResults) -> Table:
 
 def _cells(results: ExperimentResults) -> Block:
     """Every cell by arm as declared, then by seed, with its numbers; the folders of its artifacts are folded."""
-    infos, price, colours = results["metrics"], results["cost"]["price_per_hour"], _colours(results)
+    infos, colours = results["metrics"], _colours(results)
     _, main = _measured_metrics(results)
     order = {arm["name"]: position for position, arm in enumerate(results["arms"])}
     rows, findings, folders = [], [], []
     for cell in sorted(results["cells"], key=lambda cell: (order.get(cell["arm"], len(order)), cell["seed"])):
-        name, spent = f"{cell['arm']} {cell['seed']}", money(cell["device_seconds"], price)
+        name = f"{cell['arm']} {cell['seed']}"
         failed = Named("✗ failed", cell["error"] or "no reason was recorded")
         checks = [gate_row(check) for check in cell["gate"]]
         unmet = [f"{check['label']} {check['value']}: {check['text']}" for check in checks if not check["passed"]]
@@ -244,7 +243,6 @@ def _cells(results: ExperimentResults) -> Block:
                 *(_cell_value(metric, cell, infos[metric]["unit"]) for metric in main),
                 f"{len(checks) - len(unmet)}/{len(checks)}" if checks else numbers.MISSING,
                 numbers.duration(cell["device_seconds"]),
-                *([] if price is None else ["" if spent is None else f"{spent:.2f}"]),
                 cell["key"][:_CELL_KEY] if cell["key"] else numbers.MISSING,
             )
         )
@@ -252,8 +250,7 @@ def _cells(results: ExperimentResults) -> Block:
         findings += [(name, "{symptom}: {diagnosis}; {advice}".format(**seen)) for seen in cell["diagnoses"]]
         folders += [(name, stage, path) for stage, path in cell["paths"].items()]
     labels = [infos[metric]["label"] for metric in main]
-    costs = ["device time", *([] if price is None else ["cost"])]
-    headings = ("arm, seed", "status", *labels, "gate", *costs, "key")
+    headings = ("arm, seed", "status", *labels, "gate", "device time", "key")
     tables = [
         Table(headings, rows, left=(0, 1)),
         Table(("cell", "finding"), findings, left=range(2), title="Conditions that are not met, and diagnoses"),
@@ -294,11 +291,10 @@ def _registration(results: ExperimentResults) -> Block:
 
 
 def _cost(results: ExperimentResults) -> list[tuple[str, str, str]]:
-    """(name, value, meaning) of the time, money and cells of the matrix."""
+    """(name, value, meaning) of the time and the cells of the matrix."""
     cost = results["cost"]
     estimated, took = numbers.finite(cost["estimated_seconds"]), cost["run_seconds"]
     against = f"; it took {numbers.decimal(took / estimated)} times that" if estimated else ""
-    spent = money_text(cost["device_seconds"], cost["price_per_hour"])
     no_estimate = "no throughput was known, so none was made" if estimated is None else "made before the first cell ran"
     return [
         ("cells computed", numbers.count(cost["num_computed"]), "in this run"),
@@ -308,7 +304,6 @@ def _cost(results: ExperimentResults) -> list[tuple[str, str, str]]:
         ("estimate", numbers.duration(estimated), f"of this run; {no_estimate}{against}"),
         ("all artifacts", numbers.duration(cost["measured_seconds"]), "one that several cells share counts once"),
         ("device time", numbers.duration(cost["device_seconds"]), "that part of them during which a device was held"),
-        *([("cost", spent, "of the device time")] if spent else []),
     ]
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import yaml
 
 from rmcore.config.data import GOLD
-from rmcore.core.hardware import money_text, price_per_hour
 from rmcore.core.metrics import metric_spec
 from rmcore.reporting.figures import numbers
 from rmcore.reporting.html import glossary, judgements, logged, policy, rlhf
@@ -254,13 +253,12 @@ def _question(results: Results) -> str:
 
 
 def _device_time(stages: Sequence[StageResult]) -> str:
-    """Time of the device that the stages took, and its cost, in one sentence; empty where one is not known."""
+    """Time of the device that the stages took, in one sentence; empty where one is not known."""
     seconds = [stage["device_seconds"] for stage in stages]
     known = [value for value in seconds if value is not None]
     if len(known) < len(seconds):
         return ""
-    spent = money_text(sum(known), price_per_hour())
-    return f"They held a device for {numbers.duration(sum(known))}{f', which costs {spent}' if spent else ''}."
+    return f"They held a device for {numbers.duration(sum(known))}."
 
 
 def _training_facts(results: Results) -> dict[str, str]:

