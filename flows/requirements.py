@@ -20,7 +20,9 @@ def require_run(config: PipelineConfig) -> None:
     """
     if not only_starts_reward_model(config):
         require_judge(config)
-    require_capabilities(config)
+    for name in OPTIONAL:
+        if (settings := getattr(config, name)) is not None:
+            STAGES[name].require(settings)
     if config.evaluate.answers is not None:
         require_answers(config.evaluate.answers)
     if config.rlhf is not None:
@@ -48,17 +50,6 @@ def require_judge(config: PipelineConfig) -> None:
             "file in policy.samples; or name a judge in policy.judge: openai:MODEL@URL, or a function of (prompt, "
             "response); or leave the policy out, for a verdict on labelled pairs alone."
         )
-
-
-def require_capabilities(config: PipelineConfig) -> None:
-    """Refuse a section of a capability's that could not be measured.
-
-    Raises:
-        RmcoreError: something that the section names is not there, or cannot be read.
-    """
-    for name in OPTIONAL:
-        if (settings := getattr(config, name)) is not None:
-            STAGES[name].require(settings)
 
 
 def require_answers(path: str, metrics: Sequence[str] = ()) -> None:

@@ -27,7 +27,7 @@ import psutil
 
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.files import exclusive
-from rmcore.core.ports import claim, held, hold, owner_of
+from rmcore.core.ports import claim, held, hold
 from rmcore.core.processes import marked, runs, tail, terminate
 from rmcore.core.web import keep_direct
 from tasks.database import DATABASE_VARIABLE, make_schemas, prefect_environment, require_address
@@ -221,10 +221,9 @@ class _Starter(contextlib.ExitStack):
                 raise ConfigError(
                     f"--host {self.host} is no address of this machine ({error.strerror}); `ip address` lists them."
                 ) from error
-            said = ", ".join(filter(None, [error.strerror, owner_of(port)]))
             raise ServiceError(
-                f"port {port} on {self.host} cannot be used for {name} ({said}): another program has it, and was sent "
-                f"no password. Choose another port with {flag}, or stop that program."
+                f"port {port} on {self.host} cannot be used for {name} ({error.strerror}): another program has it (`ss "
+                f"-ltnp` lists them), and was sent no password. Choose another port with {flag}, or stop that program."
             ) from error
         listener.listen()
         return at

@@ -11,16 +11,9 @@ user's could be, too.
 import errno
 import socket
 import sys
-from contextlib import suppress
-from pathlib import Path
 from urllib.parse import urlsplit
 
-import psutil
-
 from rmcore.core.errors import ServiceError
-
-LISTENS = "0A"
-"""State of a listening socket in /proc/net/tcp."""
 
 _held: dict[tuple[str, int], socket.socket] = {}
 
@@ -62,35 +55,11 @@ def hold(address: str) -> None:
         if error.errno != errno.EADDRINUSE:  # a name or an address of another machine
             return
         raise ServiceError(
-            f"port {port} on {host}, where a server of `rm-opt up` is expected, is not ours "
-            f"({owner_of(port) or 'no program that is known listens'}): the password was not sent there. Run `rm-opt "
-            "down`, and then `rm-opt up` with another port."
+            f"port {port} on {host}, where a server of `rm-opt up` is expected, is another program's: the password was "
+            "not sent there. Run `rm-opt down`, and then `rm-opt up` with another port."
         ) from error
 
 
 def held() -> list[int]:
     """File descriptors of all that this process holds, for a child that shall hold it, too."""
     return [one.fileno() for one in _held.values()]
-
-
-def owner_of(port: int) -> str:
-    """`pid 7 (name), uid 1000` of the program that listens on a port, as far as the system tells; else empty."""
-    found = []
-    with suppress(psutil.Error):
-        listening = (
-            c for c in psutil.net_connections("tcp") if c.status == psutil.CONN_LISTEN and c.laddr.port == port
-        )
-        found += [f"pid {one.pid} ({psutil.Process(one.pid).name()})" for one in listening if one.pid is not None][:1]
-    return ", ".join(found + [f"uid {uid}" for uid in sorted(listening_uids(port))])
-
-
-def listening_uids(port: int) -> set[int]:
-    """The users that listen on a port, on whatever address of this machine; none known but on Linux."""
-    uids = set()
-    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
-        with suppress(OSError):
-            for line in table.read_text().splitlines()[1:]:
-                _, local, _, state, _, _, _, uid, *_ = line.split()
-                if state == LISTENS and int(local.rpartition(":")[2], 16) == port:
-                    uids.add(int(uid))
-    return uids

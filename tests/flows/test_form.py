@@ -6,12 +6,11 @@ from coolname import generate
 from experiments.presets import DESCRIBED, PRESETS
 from flows.experiment import experiment
 from flows.form import is_made_up
-from flows.measure import measure
 from flows.pipeline import pipeline
 from flows.policy import best_of_n, confirm, overoptimize, readiness, rlhf
 from rmcore.core.errors import ConfigError, ModelError
 
-CONFIGURED = (pipeline, measure, best_of_n, readiness, confirm, rlhf)
+CONFIGURED = (pipeline, best_of_n, readiness, confirm, rlhf)
 
 
 @pytest.mark.parametrize("flow", [*CONFIGURED, experiment, overoptimize], ids=lambda flow: flow.name)
@@ -67,9 +66,3 @@ def test_a_name_that_prefects_server_has_made_up_is_no_given_one():
 @pytest.mark.parametrize("name", ["My walk", "lr-sweep", "demo-seed0", "try 2", "beta-0.5", "mine", *PRESETS])
 def test_a_given_name_stays(name):
     assert not is_made_up(name)
-
-
-def test_a_measurement_of_nothing_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setenv("RM_OPT_HOME", str(tmp_path))
-    with pytest.raises(ConfigError, match="nothing is to be measured"):
-        measure.fn(preset="demo")

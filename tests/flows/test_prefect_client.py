@@ -9,11 +9,11 @@ from uuid import uuid4
 import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Running
+from tasks.declared_deployments import JOB_TEMPLATE
 
 from flows import deploy, prefect_client
 from rmcore.core.errors import ServiceError
 from rmcore.core.processes import OWNER_FIELDS, PID, this_process
-from tasks.declared_deployments import JOB_TEMPLATE
 from tasks.local_services import CELLS_POOL, WORK_POOL
 
 

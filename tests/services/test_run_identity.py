@@ -15,7 +15,7 @@ from rmcore.core.tracking import METRICS_FILE
 from tasks import mlflow_client, projection
 from tasks.mlflow_client import connect
 from tasks.projection import MISSING_TAG, PARENT_TAG, MlflowRun, sync_pending
-from tasks.run_record import RunRecord, plain_table, read_record, unsynced_folder
+from tasks.run_record import plain_table, read_record, unsynced_folder
 from tasks.tracking import RunTracker
 
 pytestmark = pytest.mark.services
@@ -168,18 +168,6 @@ def test_a_process_killed_during_an_outage_has_its_run_completed_by_the_sync(hom
     assert steps_and_values(only())["train/loss"] == [(step, 1.0 / (step + 1)) for step in range(3)]
 
 
-def test_a_process_that_ends_well_while_another_one_looks_for_dead_ones_is_not_taken_for_killed(home, monkeypatch):
-    record = RunRecord("demo", "muon seed 2", {}, {}, os.environ["MLFLOW_TRACKING_URI"], owner=this_process())
-    waiting = record.save(home)
-
-    def ended_well(owner):
-        waiting.unlink()
-        return True
-
-    monkeypatch.setattr(projection, "has_died", ended_well)
-    assert sync_pending(home) == []
-
-
 def test_a_finished_run_is_kept_until_another_one_of_its_uid_has_finished(home, artifact):
     with cell() as tracker:
         tell(tracker, artifact)
@@ -289,26 +277,6 @@ def test_after_an_outage_parents_are_sent_first_and_one_that_comes_later_finds_i
     for name in ("muon seed 1", "muon seed 2", "muon seed 3"):
         assert found[name].data.tags[PARENT_TAG] == found["matrix"].info.run_id
         assert complete(found[name])
-
-
-def test_a_file_that_was_gone_at_the_sync_is_sent_by_the_next_start(home, monkeypatch, artifact, tmp_path):
-    database = os.environ["MLFLOW_TRACKING_URI"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
-    with cell() as tracker:
-        tell(tracker, artifact)
-    away = artifact.rename(tmp_path / "away")
-    sync_pending(home, database)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
-    assert "train/loss" not in runs()["muon seed 2"].data.metrics
-    away.rename(artifact)
-    with cell() as tracker:
-        tell(tracker, artifact)
-    run = only()
-    assert complete(run)
-    first = points(run)
-    with cell() as tracker:
-        tracker.tell(numbers={"eval/gap": 0.9})
-    assert points(runs()["muon seed 2"]) == first
 
 
 def test_a_second_start_during_an_outage_does_not_cost_what_the_first_one_wrote(home, monkeypatch, artifact):

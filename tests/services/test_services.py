@@ -20,11 +20,10 @@ import pytest
 
 from flows import prefect_api, prefect_client, services
 from machine import PATIENCE_S, free_ports, wait_for
-from other_user import AS_ROOT, NOBODY
+from other_user import AS_ROOT
 from owner_login import Patient, owners
 from rmcore.core import ports as ports_module
 from rmcore.core.errors import ConfigError, ServiceError
-from rmcore.core.ports import listening_uids
 from rmcore.core.processes import HOST, OWNER_FIELDS, PID, STARTED, marked, runs, start_of, terminate, this_process
 from tasks import home as home_module
 from tasks.home import PROJECT_VARIABLE
@@ -239,9 +238,8 @@ def nothing_is_sent_to(other_user, ports: list[int], root: Path, left_over: dict
     run = program(CONFIGURED, env=left_over)
     with pytest.raises(ServiceError) as refused:
         services.up(*ports, root=root)
-    for said in (run.stderr, str(refused.value)):
-        assert f"uid {NOBODY}" in said
-    assert "is not ours" in run.stderr
+    assert "another program" in str(refused.value)
+    assert "is another program's" in run.stderr
     heard = other_user.end()
     assert "uthorization" not in heard
     assert known not in heard
@@ -290,7 +288,9 @@ def test_the_services_run_a_deployment_outlive_their_death_and_end_without_a_tra
     assert not runs(orphan)
     assert [service.pid for service in services.status()] == [None] * 3
     assert services.down() == []
-    assert not [port for port in ports if listening_uids(port)]
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", port))
     if other_user is not None:
         nothing_is_sent_to(other_user, ports, project, left_over, known)
 
@@ -300,9 +300,7 @@ def test_a_port_that_another_user_has_before_the_start_is_named(home, project, o
     ports = free_ports(len(SERVERS))
     for number, name in enumerate((PREFECT_SERVER, MLFLOW_SERVER)):
         assert other_user.take(ports[number]) == {ports[number]}
-        with pytest.raises(
-            ServiceError, match=rf"port {ports[number]} on 127\.0\.0\.1 cannot be used for {name}.*uid {NOBODY}"
-        ):
+        with pytest.raises(ServiceError, match=rf"port {ports[number]} on 127\.0\.0\.1 cannot be used for {name}"):
             services.up(*ports, root=project)
         assert not running_services(home)
         ports[number] = free_ports(1)[0]
@@ -313,7 +311,7 @@ def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, pr
     before = children()
     with socket.create_server(("127.0.0.1", 0)) as foreign:
         port = foreign.getsockname()[1]
-        with pytest.raises(ServiceError, match=rf"port {port} .*pid {os.getpid()} .*--prefect-port"):
+        with pytest.raises(ServiceError, match=rf"port {port} .*--prefect-port"):
             services.up(port, *free_ports(1), root=project)
         assert services.down() == []
         socket.create_connection(("127.0.0.1", port)).close()

@@ -27,9 +27,9 @@ from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
 FLOWS = (
-    "pipeline", "experiment", "measure", "best-of-n", "overoptimize", "readiness", "confirm", "rlhf",
+    "pipeline", "experiment", "best-of-n", "overoptimize", "readiness", "confirm", "rlhf",
 )  # fmt: skip
-CONFIGURED = [*("pipeline", "best-of-n", "readiness", "confirm", "rlhf"), "measure"]
+CONFIGURED = ["pipeline", "best-of-n", "readiness", "confirm", "rlhf"]
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
 
 
@@ -197,7 +197,6 @@ FORMS = {
         "The first five minutes", "Peak learning rate", "in place of the preset", "This flow reads the sections",
     ],
     "experiment": ["which question: baseline, ablation", "replicates of every arm"],
-    "measure": ["in place of a training"],
     "best-of-n": ["in place of a training", "samples of each prompt"],
     "overoptimize": ["column of the true reward", "largest n of best-of-n"],
     "readiness": ["nats that the policy will be moved by"],
