@@ -15,7 +15,7 @@ JOBS ?= 4
 PYTEST := env -u PYTHONDONTWRITEBYTECODE OMP_NUM_THREADS=1 $(BIN)/pytest -n $(JOBS) --dist loadfile
 
 # `## …` after a target's name is what `make help` prints of it.
-.PHONY: help demo test test-fast lint typecheck unit mutants fuzz faults walk night docs install vllm lock clean
+.PHONY: help demo test test-fast lint typecheck unit mutants fuzz faults night docs install vllm lock clean
 
 help: ## Show what can be made.
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,10 +56,6 @@ fuzz: $(STAMP) ## Try wrong files by the thousand; findings are kept in build/fu
 # Every change that publishing, sharing, saving and judging make on disk fails once: some minutes, Linux with a C compiler.
 faults: $(STAMP) ## Fail each write once, and see that nothing is lost; findings are kept in build/fuzz.
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --only faults
-
-# For eyes: screenshots of Prefect, MLflow and the reports as a person goes through them. Some minutes.
-walk: $(STAMP) ## Walk through all pages in a headless Chromium; the pictures are in build/walk.
-	@PYTHONPATH=tests/support $(BIN)/python tests/services/walk.py build/walk
 
 # A user's 25 minutes with real pairs, and what is rarely at risk, one after the other: to be run while both cores are idle.
 night: $(STAMP) ## Follow the tutorial, whose transcript is in build/tutorial.txt, and run the tests that are too long for a day.

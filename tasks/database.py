@@ -5,7 +5,7 @@ password, because it is in the environment of every service: PostgreSQL's client
 PGPASSWORD, which both drivers read.
 """
 
-from contextlib import suppress
+from urllib.parse import parse_qs, urlsplit
 
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.extras import require_extra
@@ -21,18 +21,13 @@ def require_address(address: str) -> None:
     Raises:
         ConfigError: it is none, or holds a password.
     """
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
-    url = None
-    with suppress(ArgumentError, ValueError):  # whose messages may hold a part of a password
-        url = make_url(address)
-    if url is None or url.drivername != "postgresql" or not url.database:
+    url = urlsplit(address)
+    if url.scheme != "postgresql" or not url.path.strip("/"):
         raise ConfigError(
             "--database is no address of a PostgreSQL database: write postgresql://USER@HOST/DATABASE, or leave it out "
             "for files of this home."
         )
-    if url.password is not None or "password" in url.query:
+    if url.password is not None or "password" in parse_qs(url.query):
         raise ConfigError(
             "--database holds a password, which the environment of every service would show; leave it out: it is taken "
             "from ~/.pgpass or from PGPASSWORD."
