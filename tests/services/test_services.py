@@ -487,7 +487,7 @@ def test_a_server_that_is_reached_through_a_proxy_alone_is_not_taken_for_dead(mo
     assert exits == []
 
 
-def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm(monkeypatch):
+def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm():
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
     parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
     environment = {**os.environ, "RM_OPT_TEST_TOKEN": f"orphan-{os.getpid()}"}
@@ -495,6 +495,5 @@ def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_igno
         gone.stdout.readline()  # the orphan ignores SIGTERM from here on
     orphans = marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"])
     assert len(orphans) == 1
-    monkeypatch.setattr("rmcore.core.processes.GRACE_SECONDS", 0.3)
-    terminate(orphans)
+    terminate(orphans, 0.3)
     assert marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"]) == []
