@@ -23,7 +23,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.store import Store
 from rmcore.reporting.figures import numbers
-from rmcore.reporting.runs import INDEX, RECORD, Run, find_run, list_runs, read_runs, short_names, write_index
+from rmcore.reporting.runs import INDEX, RECORD, Run, find_run, list_runs, read_runs, short_names
 from tasks.home import configure_environment, home
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def runs(
             continue
         state = "running" if begun.is_running else f"unfinished: rm-opt run --from {begun.resume}"
         print(f"{begun.name}  begun {_moment(begun.started)}, {state}")
-    found = _indexed() if _has_old_index() else found_runs()
+    found = found_runs()
     if not found:
         print(f"nothing was run to its end yet in {home()}; start with `rm-opt run`")
         return
@@ -251,33 +251,15 @@ def _expected(stage: "StagePlan") -> str:
 def open_report(
     run: RunName = None,
     only_print: Annotated[bool, typer.Option("--print", help="Only print where the report is.")] = False,
-    index: Annotated[bool, typer.Option("--all", help="Open the list of all reports.")] = False,
 ) -> None:
     """Open the newest report in the browser, or that of a run.
 
     Where there is no display, its path is printed. Example: rm-opt open demo-seed0
     """
-    if index and run is not None:
-        raise ConfigError("--all opens the list of all reports, and RUN one of them; leave out one of the two.")
-    if index:
-        _indexed()
-    page = home() / "reports" / INDEX if index else _report(run)
-    print(f"{'all reports' if index else 'report':<11} {page}")
+    page = _report(run)
+    print(f"report      {page}")
     if not only_print and can_show() and not webbrowser.open(page.as_uri()):
         print("no browser could be started; open that file in one")
-
-
-def _has_old_index() -> bool:
-    """Whether a run's folder came or went since the page of all reports was written, as each run does at its end."""
-    reports = home() / "reports"
-    if not reports.is_dir():
-        return False
-    page = reports / INDEX
-    return not page.is_file() or page.stat().st_mtime_ns < reports.stat().st_mtime_ns
-
-
-def _indexed() -> list[Run]:
-    return write_index(home() / "reports")
 
 
 def _report(name: str | None) -> Path:

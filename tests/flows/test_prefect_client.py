@@ -9,7 +9,6 @@ from uuid import uuid4
 import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Running
-from tasks.declared_deployments import JOB_TEMPLATE
 
 from flows import deploy, prefect_client
 from rmcore.core.errors import ServiceError
@@ -42,7 +41,7 @@ def server():
 
     with HTTPServer(("127.0.0.1", 0), Answer) as served:
         served.api, served.asked = f"http://127.0.0.1:{served.server_port}/api", []
-        pool = {"id": str(uuid4()), "name": WORK_POOL, "type": "process", "base_job_template": JOB_TEMPLATE}
+        pool = {"id": str(uuid4()), "name": WORK_POOL, "type": "process", "base_job_template": deploy.JOB_TEMPLATE}
         served.body = json.dumps(pool).encode()
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
         thread.start()
