@@ -101,7 +101,6 @@ def info() -> None:
     import torch
 
     from flows import services
-    from flows.cli_services import print_services
     from rmcore.models.device import free_bytes, pick_device
 
     device = pick_device("auto")

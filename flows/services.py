@@ -320,7 +320,8 @@ def stay() -> None:
         ServiceError: one of them has ended by itself; the others are ended, too.
     """
     asked = threading.Event()
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: asked.set())
     try:
         while not asked.wait(STAY_SECONDS):
             gone = [name for name in COMMANDS if name not in running_services(home())]
@@ -328,8 +329,6 @@ def stay() -> None:
                 raise ServiceError(f"{' and '.join(gone)} ended by itself. {tail(log_file(home(), gone[0]))}")
     finally:
         down()
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def down() -> list[str]:

@@ -85,8 +85,8 @@ def work(cluster: Cluster, secret: str, name: str | None, limit: int | None) -> 
     limit = limit or device_slots()
     name = name or f"{this_machine()}-{os.getpid()}".replace("/", "-")
     asked = threading.Event()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: asked.set()) for number in numbers}
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: asked.set())
     with StageServer(environment) as stages:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "prefect", "worker", "start", "--pool", CELLS_POOL, "--type", "process",
@@ -107,8 +107,6 @@ def work(cluster: Cluster, secret: str, name: str | None, limit: int | None) -> 
         finally:
             process.kill()
             process.wait()
-            for number, handler in before.items():
-                signal.signal(number, handler)
     return 0
 
 

@@ -275,11 +275,6 @@ def _compute(stage: Stage, out: Path, follow: Follow, tell: Tell, environment: d
         if not is_resumable(stage, out):  # refused before it began: nothing to resume from
             shutil.rmtree(out)
         raise
-    if stage.finished and not (out / stage.finished).is_file():
-        raise TrainingError(
-            f"stage {stage.name} ended without {stage.finished}, so it was cut off although it reported "
-            f"success; run the same command again to resume. Checkpoints written before that: {out}"
-        )
 
 
 def _announce(point: ResumePoint | None, tell: Tell) -> None:
