@@ -1,13 +1,15 @@
-"""The end of a run that a user cancels on its page in Prefect, as soon as its stages have saved.
+"""The end of a run that a user cancels or deletes on its page in Prefect, as soon as its stages have saved.
 
 Prefect's runner sends SIGTERM and calls a run Cancelled only after it has loaded the flow once more, to look for hooks.
-Until then each task that was cut off would log its failure with a traceback, and it would stay red for ever.
+Until then each task that was cut off would log its failure with a traceback, and it would stay red for ever. No signal
+comes where a flow run was deleted: its process looks whether it is there.
 """
 
 import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from uuid import UUID
@@ -16,15 +18,21 @@ from uuid import UUID
 # signal is installed, so a handler of ours could not ask.
 from prefect._internal.control_listener import get_intent
 from prefect.client.schemas.filters import FlowRunFilter, TaskRunFilter
-from prefect.exceptions import TerminationSignal
+from prefect.exceptions import ObjectNotFound, PrefectException, TerminationSignal
 from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
+from flows.prefect_api import api_is_embedded
 from flows.prefect_client import prefect_at
-from rmcore.core.errors import RmcoreError, ServiceError
+from rmcore.core.errors import INTERRUPTED, RmcoreError, ServiceError
 from rmcore.core.processes import terminate_children
 
-MESSAGE = "Cancelled by a user. Finished stages and the state of a training are stored: the same run continues there."
+KEPT = "Finished stages and the state of a training are stored: the same run continues there."
+MESSAGE = f"Cancelled by a user. {KEPT}"
+DELETED = f"The flow run was deleted in Prefect, which ends it. {KEPT}"
+LOOK_SECONDS = 5.0
+LOOKS = 3
+"""How often in a row a server says that there is no such flow run until it counts as deleted."""
 
 
 class _Wanted(logging.Filter):
@@ -47,27 +55,55 @@ _wanted = _Wanted()
 
 @contextmanager
 def ended_on_its_page(run_id: UUID) -> Iterator[None]:
-    """End this process if a user cancels its flow run during the block, once all inside the block has saved.
+    """End this process if a user cancels or deletes its flow run in the block, once all inside the block has saved.
 
     Prefect's engine would call the run Crashed, and take seconds to end. A SIGTERM for another reason ends it as
     Prefect does. Inside the block and after it, a refusal is one sentence in the log of the run, without a traceback.
     """
     for name in ("flow_runs", "task_runs"):  # the filter stays: Prefect logs the end of the flow after the block
         logging.getLogger(f"prefect.{name}").addFilter(_wanted)
+    over, deleted = threading.Event(), threading.Event()
+    if not api_is_embedded():
+        threading.Thread(target=_look, args=(run_id, over, deleted), name="flow-run-page", daemon=True).start()
     try:
         yield
     except TerminationSignal:
-        if get_intent() != "cancel":
+        if deleted.is_set():
+            print(f"error: {DELETED}", file=sys.stderr, flush=True)
+        elif get_intent() == "cancel":
+            get_run_logger().info(MESSAGE)
+            with suppress(ServiceError):  # the runner says so later
+                _show_cancelled(run_id)
+        else:
             raise
-        get_run_logger().info(MESSAGE)
-        with suppress(ServiceError):  # the runner says so later
-            _show_cancelled(run_id)
         terminate_children()
         sys.stdout.flush()
         for handler in logging.getLogger("prefect.flow_runs").handlers:
             handler.flush()  # the last lines are on their way to the page
+        if deleted.is_set():
+            os._exit(INTERRUPTED)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the runner hears by which signal it ended
         os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        over.set()
+
+
+def _look(run_id: UUID, over: threading.Event, deleted: threading.Event) -> None:
+    """Ask this process to end (SIGTERM) once its flow run is deleted."""
+    num_missing = 0
+    while num_missing < LOOKS:
+        if over.wait(LOOK_SECONDS):
+            return
+        try:
+            with prefect_at(os.environ["PREFECT_API_URL"]) as client:
+                client.read_flow_run(run_id)
+            num_missing = 0
+        except ObjectNotFound:
+            num_missing += 1
+        except (ServiceError, PrefectException):  # it is away or busy, of which `end_without_server` judges
+            num_missing = 0
+    deleted.set()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _show_cancelled(run_id: UUID) -> None:

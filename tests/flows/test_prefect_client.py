@@ -1,6 +1,7 @@
 """What we make of the answers of a Prefect server that is not well."""
 
 import json
+import signal
 import socket
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,7 +11,8 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 from prefect.states import Running
 
-from flows import deploy, prefect_client
+from flows import cancellation, deploy, prefect_client
+from machine import wait_for
 from rmcore.core.errors import ServiceError
 from rmcore.core.processes import OWNER_FIELDS, PID, this_process
 from tasks.local_services import CELLS_POOL, WORK_POOL
@@ -91,6 +93,28 @@ DEAD = this_process() | {PID: str(2**22 + 1)}
 RUN = FlowRun(
     flow_id=uuid4(), labels={prefect_client.OWNER: ":".join(DEAD[name] for name in OWNER_FIELDS)}, state=Running()
 )
+
+
+@pytest.mark.parametrize(
+    ("statuses", "ends"),
+    [([404], True), ([404, 404, 500] * 20, False), ([401], False)],
+    ids=["gone", "not well", "login"],
+)
+def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, monkeypatch, statuses, ends):
+    monkeypatch.setattr(cancellation, "LOOK_SECONDS", 0.01)
+    monkeypatch.setenv("PREFECT_API_URL", server.api)
+    server.statuses, server.body = statuses, MISSING
+    signals, over, deleted = [], threading.Event(), threading.Event()
+    before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
+    looking = threading.Thread(target=cancellation._look, args=(RUN.id, over, deleted))
+    looking.start()
+    try:
+        wait_for(lambda: signals or len(server.asked) > 3 * cancellation.LOOKS)
+    finally:
+        over.set()
+        looking.join()
+        signal.signal(signal.SIGTERM, before)
+    assert (len(signals), deleted.is_set()) == (ends, ends)
 
 
 def test_a_run_that_is_deleted_while_the_dead_ones_are_looked_for_is_skipped(server):

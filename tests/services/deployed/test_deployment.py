@@ -239,12 +239,18 @@ def test_a_refusal_is_one_sentence_on_the_page_of_its_run(services, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("asked", "state"), [("cancelled", "CANCELLED"), pytest.param("terminated", "CRASHED", marks=pytest.mark.night)]
+    ("asked", "state"),
+    [
+        ("cancelled", "CANCELLED"),
+        pytest.param("terminated", "CRASHED", marks=pytest.mark.night),
+        pytest.param("deleted", "KILLED", marks=pytest.mark.night),
+    ],
 )
 def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(services, smoke, asked, state, monkeypatch):
     """It is interrupted after it has waited for the device, which its log says.
 
-    Its state is saved and the device free; the log of one that a user cancelled says so in one line.
+    Its state is saved and the device free; the log of one that a user cancelled says so in one line. One that a user
+    deleted has no page, so nobody sends it a signal; in MLflow it is there.
     """
     monkeypatch.setenv("RM_OPT_DEVICE_SLOTS", services.environment["RM_OPT_DEVICE_SLOTS"])
     parameters = {
@@ -281,9 +287,18 @@ def test_an_interrupted_run_ends_as_such_on_its_page_and_so_does_its_stage(servi
     assert services.stage_processes()  # its stage is forked from the one server of all runs
     if asked == "cancelled":
         services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
-    else:
+    elif asked == "terminated":
         [pid] = owners(run)
         os.kill(pid, signal.SIGTERM)
+    else:
+        [process] = map(psutil.Process, owners(run))
+        services.http.delete(place).raise_for_status()
+        process.wait(timeout=PATIENCE_S)
+        [tracked] = services.mlflow_runs(asked)
+        assert tracked["info"]["status"] == state
+        assert saved() - saved_before
+        with held_slots(store, "theirs-seed0"), held_slots(store, "theirs-seed1"):
+            return
     assert services.wait(started["id"])["state_type"] == state
     if asked == "cancelled":  # a process that another signal ends may not send its last lines
         services.wait_for(lambda: MESSAGE in services.logs(started["id"]))
