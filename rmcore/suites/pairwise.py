@@ -108,8 +108,6 @@ def _llmbar_row(row: Row) -> Question:
 LLMBAR = Suite(
     name="llmbar",
     title="LLMBar",
-    hub="",
-    split="",
     terms="MIT",
     rule="share of pairs with the better output strictly above; mean of five subsets (its own code scores judges "
     "alone, and gives a judge's tie a half)",
@@ -174,8 +172,6 @@ def _rmb_row(row: Row) -> Question:
 RMB = Suite(
     name="rmb",
     title="RMB",
-    hub="",
-    split="",
     terms="no licence is stated in its repository; its texts may be offensive",
     rule="share of pairs, and of best-of-n sets, with the best answer strictly above all others; mean of helpfulness "
     "and harmlessness in both forms (RMB's own code scores pairs alone; this mean is that of RM-R1's)",

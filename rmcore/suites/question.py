@@ -56,18 +56,18 @@ class Suite:
 
     name: str
     title: str
-    hub: str
-    """Data set on the Hugging Face hub that is read where no file is named; empty: there is none that can be."""
-    split: str
     terms: str
     """Licence of the data, and what else a user of them should know."""
     rule: str
     """How it is scored, in a sentence."""
-    expected: Mapping[str, int]
-    """Questions of each group in the whole set; empty where that is not known, as of a set of one's own."""
     read: Callable[["Row"], Question | None]
     """Gives the question of a row; None where its labels say that no answer is better."""
     scores: Callable[[Sequence[Question], Rewards], Scores]
+    hub: str = ""
+    """Data set on the Hugging Face hub that is read where no file is named; empty: there is none that can be."""
+    split: str = "train"
+    expected: Mapping[str, int] = field(default_factory=dict)
+    """Questions of each group in the whole set; empty where that is not known, as of a set of one's own."""
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)
     """Groups that a score is over, of those that are neither over one group of its name nor over all."""
     files: str = "*"

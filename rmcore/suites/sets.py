@@ -81,11 +81,8 @@ def read_own_suite(path: Path) -> tuple[Suite, str]:
     return Suite(
         name=own.name,
         title=own.name,
-        hub="",
-        split="train",
         terms="your own",
         rule=RULES[own.kind] + (f" ({said})" if said else ""),
-        expected={},
         read=read,
         scores=lambda questions, rewards: by_group(best_is_right(questions, rewards), questions, of_groups=False),
     ), str(file.expanduser().resolve())

@@ -56,7 +56,6 @@ PPE_HUMAN = Suite(
     split="test",
     terms="see the data set's page; its texts are what people wrote, and may be offensive",
     rule="share of battles without a tie with the winner strictly above; ties are left out",
-    expected={},
     num_rows=16_038,
     read=_human_row,
     scores=lambda questions, rewards: by_group(best_is_right(questions, rewards), questions, of_groups=False),
@@ -146,7 +145,7 @@ def _correctness_scores(questions: Sequence[Question], rewards: Rewards) -> Scor
     )
     auc = np.array([0.0 if own is None else _auc(own, one.num_good) for one, own in zip(questions, known, strict=True)])
     of_pairs = by_group(right, questions, of_groups=True)
-    masks = {name: np.array([one.group == name for one in questions]) for name in {one.group for one in questions}}
+    masks = groups_of(questions)
 
     def scores(weights: FloatArray) -> dict[str, FloatArray]:
         end, most = _curve_scores(curves, masks, weights)
@@ -173,11 +172,8 @@ def _curve_scores(
 PPE_CORRECTNESS = Suite(
     name="ppe-correctness",
     title="PPE, correctness",
-    hub="",
-    split="train",
     terms="see the data sets' pages; the tasks keep the terms of their sources",
     rule="share of the sampled pairs with the right answer strictly above, mean over questions, then over five domains",
-    expected={},
     num_rows=2555,
     read=_correctness_row,
     scores=_correctness_scores,
@@ -225,7 +221,6 @@ RM_BENCH = Suite(
     name="rm-bench",
     title="RM-Bench",
     hub="THU-KEG/RM-Bench",
-    split="train",
     terms="ODC-BY",
     rule="each style of the right answer strictly above each of the wrong one: hard where the right one is plainer, "
     "normal alike, easy the other way; mean of four domains",
@@ -256,14 +251,9 @@ def _four_row(row: Row) -> Question:
     return Question(name, prompt, (*chosen, *rejected), len(chosen), TIES, f"{TIES} {number}")
 
 
-def best_of_four(questions: Sequence[Question], rewards: Rewards) -> FloatArray:
+def best_of_four(rewards: Rewards) -> FloatArray:
     """(Q,) 1/k where the right answer is among k with the highest reward, else 0; 0 where a reward is NaN."""
-    return np.array(
-        [
-            1 / np.sum(own == own.max()) if own[0] == own.max() else 0.0
-            for _, own in zip(questions, rewards, strict=True)
-        ]
-    )
+    return np.array([1 / np.sum(own == own.max()) if own[0] == own.max() else 0.0 for own in rewards])
 
 
 class _Ties:
@@ -302,7 +292,7 @@ class _Ties:
 
 
 def _four_scores(questions: Sequence[Question], rewards: Rewards) -> Scores:
-    right, masks = best_of_four(questions, rewards), groups_of(questions)
+    right, masks = best_of_four(rewards), groups_of(questions)
     ties = _Ties(questions, rewards)
 
     def scores(weights: FloatArray) -> dict[str, FloatArray]:

@@ -16,9 +16,9 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
 from rmcore.suites.command import NAMES
 from rmcore.suites.measure import measure, score_answers
-from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, REWARD_BENCH
+from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR
 from rmcore.suites.question import Question, read_questions
-from rmcore.suites.sets import SUITES
+from rmcore.suites.sets import SUITES, read_sets
 
 
 def answer(text):
@@ -205,48 +205,48 @@ def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpo
     assert len(list((tmp_path / "r").glob("*.parquet"))) == 2 * len(FILES)  # it may be another model now
 
 
-def test_what_is_no_benchmark_is_refused_in_words(sets, checkpoint, tmp_path):
-    own = ("--checkpoint", checkpoint, "--out", tmp_path / "r")
+def test_a_benchmark_that_is_not_there_is_refused_before_anything_is_scored(checkpoint, tmp_path):
     with pytest.raises(ConfigError, match="there is no benchmark 'mmlu'; name one of rewardbench"):
-        run(*own, "--suite", "mmlu")
-    with pytest.raises(ConfigError, match="llmbar is no single data set of the hub"):
-        run(*own, "--suite", "llmbar")
-    with pytest.raises(ConfigError, match="there is no file or folder 'data/rb'"):  # and not fetched by that name
-        run(*own, "--suite", "rewardbench=data/rb")
-    with pytest.raises(ConfigError, match="there is no file or folder ''"):
-        run(*own, "--suite", "rewardbench=")
+        run("--checkpoint", checkpoint, "--out", tmp_path / "r", "--suite", "mmlu")
+    assert not (tmp_path / "r").exists()
+
+
+FOUR = {"id": "1", "prompt": "p", "subset": "Focus", "chosen": ["a"]}
+TASK = {"prompt": "p", "scores": [True] + [False] * 31, **{f"response_{at + 1}": "x" for at in range(32)}}
+
+
+@pytest.mark.parametrize(
+    ("named", "row", "said"),
+    [
+        ("llmbar", None, "llmbar is no single data set of the hub"),
+        ("rewardbench=data/rb", None, "there is no file or folder 'data/rb'"),  # and not fetched by that name
+        ("rewardbench=", None, "there is no file or folder ''"),
+        ("judgebench", FOUR, r"in row 1 of math.jsonl 'label' is missing; the columns there are id, prompt"),
+        ("rewardbench2", FOUR, r"in row 1 of math.jsonl 'rejected' is missing"),
+        ("rewardbench2", FOUR | {"id": "ref:x", "subset": "Ties", "rejected": ["b"]}, "in Ties it is ref:N or tied:N"),
+        ("rewardbench", FOUR | {"chosen": "a", "rejected": "b"}, "has the groups Focus, which the benchmark has not"),
+        *(
+            ("ppe-correctness", TASK | {"sampled_conflict_pairs": pairs}, "'sampled_conflict_pairs'")
+            for pairs in ([[0, 40]], None, [[0, -1]], [[0, 1, 2]], [[1, 2]])
+        ),
+        ("ppe-correctness", TASK | {"scores": ["False"] * 32}, "'scores' has values other than true and false"),
+    ],
+)
+def test_what_is_no_benchmark_is_refused_in_words(named, row, said, tmp_path):
+    if row is not None:
+        (tmp_path / "math.jsonl").write_text(json.dumps(row))
+        named = f"{named}={tmp_path / 'math.jsonl'}"
+    with pytest.raises((ConfigError, DataError), match=said):
+        read_sets([named], partial=True)
+
+
+def test_a_benchmark_is_named_once_and_its_file_is_whole(sets, tmp_path):
     with pytest.raises(ConfigError, match="a benchmark is named twice"):
-        run(*own, *2 * ("--suite", f"rmb={source(sets, SUITES['rmb'])}"), "--partial")
-    with pytest.raises(
-        DataError,
-        match=r"judgebench: in row 1 of rewardbench.jsonl 'label' is missing; the columns there are id, prompt",
-    ):
-        run(*own, "--suite", f"judgebench={source(sets, REWARD_BENCH)}")
-    (tmp_path / "one.jsonl").write_text(json.dumps({"id": "1", "prompt": "p", "subset": "Focus", "chosen": ["a"]}))
-    with pytest.raises(DataError, match=r"rewardbench2: in row 1 of one.jsonl 'rejected' is missing"):
-        run(*own, "--suite", f"rewardbench2={tmp_path / 'one.jsonl'}")
-    row = {"id": "ref:x", "prompt": "p", "subset": "Ties", "chosen": ["a"], "rejected": ["b"]}
-    (tmp_path / "one.jsonl").write_text(json.dumps(row))
-    with pytest.raises(DataError, match=r"'id' is 'ref:x', and in Ties it is ref:N or tied:N"):
-        run(*own, "--suite", f"rewardbench2={tmp_path / 'one.jsonl'}")
+        read_sets(2 * [f"rmb={source(sets, SUITES['rmb'])}"], partial=True)
     text = (sets / "judgebench.jsonl").read_text()
     (tmp_path / "half.jsonl").write_text(text[: len(text) // 2])
     with pytest.raises(DataError, match=r"judgebench: in row \d+ of half.jsonl nothing can be read"):
-        run(*own, "--suite", f"judgebench={tmp_path / 'half.jsonl'}", "--partial")
-    row = {"id": 1, "prompt": "p", "chosen": "a", "rejected": "b", "subset": "alpacaeval-new"}
-    (tmp_path / "one.jsonl").write_text(json.dumps(row))
-    with pytest.raises(DataError, match="has the groups alpacaeval-new, which the benchmark has not"):
-        run(*own, "--suite", f"rewardbench={tmp_path / 'one.jsonl'}", "--partial")
-    task = {"prompt": "p", "scores": [True] + [False] * 31, **{f"response_{at + 1}": "x" for at in range(32)}}
-    for pairs in ([[0, 40]], None, [[0, -1]], [[0, 1, 2]], [[1, 2]]):
-        (tmp_path / "math.jsonl").write_text(json.dumps({**task, "sampled_conflict_pairs": pairs}))
-        with pytest.raises(DataError, match="'sampled_conflict_pairs'"):
-            run(*own, "--suite", f"ppe-correctness={tmp_path / 'math.jsonl'}", "--partial")
-    odd = {**task, "scores": ["False"] * 32, "sampled_conflict_pairs": [[0, 1]]}
-    (tmp_path / "math.jsonl").write_text(json.dumps(odd))
-    with pytest.raises(DataError, match="'scores' has values other than true and false"):
-        run(*own, "--suite", f"ppe-correctness={tmp_path / 'math.jsonl'}", "--partial")
-    assert not list((tmp_path / "r").glob("*"))
+        read_sets([f"judgebench={tmp_path / 'half.jsonl'}"], partial=True)
 
 
 def test_a_whole_set_is_taken_and_more_than_one_is_not(tmp_path):
