@@ -65,9 +65,9 @@ def legend(ax: "Axes", **options: Any) -> None:
             handle.set_alpha(0.9)  # a faint cloud of points has a visible key
 
 
-def legend_below(ax: "Axes") -> None:
+def legend_below(ax: "Axes", columns: int = 2) -> None:
     """A legend below the panel, where it hides no line."""
-    legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=2)
+    legend(ax, loc="upper center", bbox_to_anchor=(0.5, -0.15), ncol=columns)
 
 
 def shared_legend(

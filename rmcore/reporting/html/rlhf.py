@@ -356,7 +356,7 @@ def watch_figure(record: Mapping[str, Any]) -> "Figure":
     Args:
         record: `rlhf.json` of the stage grpo, of a training with a watch.
     """
-    figure = style.new_figure(11.0, 4.6)
+    figure = style.new_figure(11.0, 5.2)
     gains, evidence = figure.subplots(1, 2)
     watches = [seed["watch"] for seed in record["seeds"]]
     looks = [look for watch in watches for look in watch["looks"]]
@@ -396,7 +396,7 @@ def _watched_gains(ax: "Axes", seeds: Sequence[Mapping[str, Any]]) -> None:
             )  # fmt: skip
     ax.axhline(0, color=style.MUTED, linewidth=0.8)
     style.whole_ticks(ax.xaxis)
-    style.legend_below(ax)
+    style.legend_below(ax, columns=1)
 
 
 def _evidence(ax: "Axes", watches: Sequence[Mapping[str, Any]], looks: Sequence[Mapping[str, Any]]) -> None:
@@ -417,4 +417,4 @@ def _evidence(ax: "Axes", watches: Sequence[Mapping[str, Any]], looks: Sequence[
         label = f"convinces that it has stopped ({to_stop:.1f})"
         ax.axhline(to_stop, color=style.PINK, linestyle="--", linewidth=1.1, label=label)
     style.whole_ticks(ax.xaxis)
-    style.legend_below(ax)
+    style.legend_below(ax, columns=1)
