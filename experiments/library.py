@@ -6,11 +6,10 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
-from experiments.schema import MOST_ARMS, Experiment
+from experiments.schema import Experiment
 from experiments.shipped import SHIPPED
 from experiments.sizes import Size
 from rmcore.config.files import read_mapping
-from rmcore.config.pipeline import Changes, PipelineConfig, change_config
 from rmcore.core.errors import ConfigError
 
 
@@ -20,8 +19,6 @@ class Chosen(TypedDict, total=False):
     arms: Sequence[str] | None
     seeds: int | None
     """Replicates of every arm."""
-    grid: bool
-    """Every combination of levels."""
     budget_minutes: float | None
     model: str | None
     data: str | None
@@ -48,12 +45,12 @@ def load_experiment(name: str, size: Size = "smoke") -> Experiment:
 
 
 def restrict(experiment: Experiment, **chosen: Unpack[Chosen]) -> Experiment:
-    """The same experiment with some of its arms, other seeds, the full grid, another budget, or on something else.
+    """The same experiment with some of its arms, other seeds, another budget, or on something else.
 
     Fewer seeds are the first of the declared ones, more are those and the smallest others.
 
     Hypotheses about arms that are left out are left out too. If the control is, the first arm named takes its place.
-    Arms stay in declared order, so that the same choice is the same registration. A grid stays what it is.
+    Arms stay in declared order, so that the same choice is the same registration.
 
     `model`, `data`, `epochs` and `device` change what all arms share: the model's name, the pairs (of which a share of
     the prompts is then held out), the length of the training, and where it runs.
@@ -70,8 +67,6 @@ def restrict(experiment: Experiment, **chosen: Unpack[Chosen]) -> Experiment:
     if chosen.get("budget_minutes") is not None:
         changed["budget_minutes"] = chosen["budget_minutes"]
     changed["base"] |= _shared_changes(changed["base"], chosen)
-    if chosen.get("grid") and experiment.design != "grid":
-        changed |= _as_grid(experiment)
     if arms is not None:
         changed |= _with_arms(experiment, arms)
     return Experiment.model_validate(changed)
@@ -108,17 +103,3 @@ def _with_arms(experiment: Experiment, arms: Sequence[str]) -> dict[str, Any]:
     ]
     levels = {arm: changes for arm, changes in factor.levels.items() if arm in arms}
     return {"factors": ({"name": factor.name, "levels": levels},), "control": control, "hypotheses": kept}
-
-
-def _as_grid(experiment: Experiment) -> dict[str, Any]:
-    """Every combination of levels; the control is the combination that equals the base, or the first one."""
-    combinations = list(islice(experiment.grid(), MOST_ARMS))  # more are refused with the whole
-    equal = (name for name, changes in combinations if _equals_base(experiment.base, changes))
-    return {"design": "grid", "hypotheses": (), "control": next(equal, combinations[0][0])}
-
-
-def _equals_base(base: PipelineConfig, changes: Changes) -> bool:
-    try:
-        return change_config(base, changes) == base
-    except ValueError:  # such a combination is refused with the whole, by its name
-        return False

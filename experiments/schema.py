@@ -4,8 +4,7 @@ A declaration is data. It is checked whole before anything runs: every arm is a 
 whatever does not fit is refused, naming the field.
 """
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
 from math import prod
@@ -30,20 +29,7 @@ NOT_VARIED = {"seed": "name the replicates under seeds", "study": "it is the exp
 """Settings that an experiment sets itself."""
 
 
-class Declared(Settings):
-    """A part of a declaration: a field that there is not is named together with the one that was meant."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fields_are_known(cls, given: Any) -> Any:
-        for name in given if isinstance(given, Mapping) else ():
-            near = difflib.get_close_matches(str(name), cls.model_fields, n=1)
-            if name not in cls.model_fields and near:
-                raise ValueError(f"no field {name!r}; did you mean {near[0]!r}?")
-        return given
-
-
-class Factor(Declared):
+class Factor(Settings):
     """One thing that is varied."""
 
     name: Name
@@ -63,7 +49,7 @@ class Factor(Declared):
         return {setting for changes in self.levels.values() for setting in changes}
 
 
-class Hypothesis(Declared):
+class Hypothesis(Settings):
     """One claim, with the comparison and the threshold that decide it, fixed before the first cell runs."""
 
     name: Name
@@ -107,7 +93,7 @@ class Arm:
     """Names of declared arms that turned out to be this one."""
 
 
-class Experiment(Declared):
+class Experiment(Settings):
     """A pre-registered comparison of reward-model recipes."""
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,40}$")

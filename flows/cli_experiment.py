@@ -106,9 +106,6 @@ def experiment(
     size: Annotated[Size | None, SIZE_HELP] = None,
     seeds: SeedsOption = None,
     arms: Annotated[str | None, typer.Option(help="Compare only these arms, separated by commas.")] = None,
-    grid: Annotated[
-        bool, typer.Option("--grid", help="Every combination of levels instead of one factor at a time.")
-    ] = False,
 ) -> int:
     """Compare recipes on pre-registered hypotheses; only missing cells run.
 
@@ -119,7 +116,7 @@ def experiment(
     chosen = None if arms is None else [arm.strip() for arm in arms.split(",") if arm.strip()]
     if size is not None and name not in SHIPPED:
         raise ConfigError(f"--size {size} is for the shipped experiments; {name} says itself what it runs on.")
-    more: Chosen = {"arms": chosen, "seeds": seeds, "grid": grid}
+    more: Chosen = {"arms": chosen, "seeds": seeds}
     return run_or_plan(name, size or "smoke", given, {**given.chosen(), **more})
 
 

@@ -92,7 +92,6 @@ def experiment(
     size: Size = "smoke",
     seeds: Annotated[int | None, Field(ge=1, le=100)] = None,
     arms: list[str] | None = None,
-    grid: bool = False,
     budget_minutes: Annotated[float | None, Field(gt=0)] = None,
     model: str | None = None,
     data: str | None = None,
@@ -109,7 +108,6 @@ def experiment(
             pretrained encoder) or paper (Qwen2.5-0.5B on hub data, for a GPU).
         seeds: replicates of every arm; left out, as declared.
         arms: compare only these arms; left out, all of them.
-        grid: every combination of levels instead of one factor at a time (sensitivity).
         budget_minutes: refuse to start if the missing cells would take longer; left out, as declared.
         model: a folder, a hub name, tiny, minilm, deberta or llama, for all arms; left out, that of the size.
         data: a file or hub name of preference pairs, some of which are held out; left out, those of the size.
@@ -126,7 +124,7 @@ def experiment(
         FailedCellsError: some cells failed; it holds what would have been returned.
     """
     chosen: Chosen = {
-        **{"arms": arms, "seeds": seeds, "grid": grid, "budget_minutes": budget_minutes},
+        **{"arms": arms, "seeds": seeds, "budget_minutes": budget_minutes},
         **{"model": model, "data": data, "epochs": epochs, "device": device},
     }
     declared = restrict(load_experiment(experiment, size), **chosen)
@@ -236,7 +234,7 @@ class Matrix:
     def _report(self, tracker: RunTracker, results: ExperimentResults, outcomes: Mapping[str, Outcome]) -> Path:
         """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
         claimed = {one.metric for one in self.declared.hypotheses}
-        with_interval = [name for name in self.declared.metrics if name in claimed and has_interval(name)]
+        with_interval = [name for name in self.declared.metrics if name in claimed and name in TEST_METRICS]
         metrics = list(self.declared.metrics)
         view = cells_view(tracker.record.run_name, self.key, metrics, with_interval, self._varied())
         tracker.tell(experiment_tags=view_tags(view), view_key=view.key)
@@ -302,11 +300,6 @@ class Matrix:
             "computed": [label for label, outcome in outcomes.items() if outcome.computed],
             "failed": [label for label, outcome in outcomes.items() if outcome.error],
         }
-
-
-def has_interval(metric: str) -> bool:
-    """Whether a cell's run has the metric with its interval: what is measured on held-out pairs does."""
-    return metric in TEST_METRICS
 
 
 def _card(refs: Mapping[str, ArtifactRef]) -> Mapping[str, Metric]:
@@ -376,7 +369,7 @@ def command(declared: Experiment, named: str, chosen: Chosen) -> str:
         **{f"--{name}": chosen.get(name) for name in ("model", "data", "epochs", "device")},
     }
     words = [word for name, value in given.items() if value is not None for word in (name, str(value))]
-    return shlex.join(["rm-opt", "experiment", named, *words, *(["--grid"] if chosen.get("grid") else [])])
+    return shlex.join(["rm-opt", "experiment", named, *words])
 
 
 def _info(name: str) -> MetricInfo:

@@ -76,8 +76,6 @@ class HypothesisResult(Interval):
     """Two-sided, of value = threshold, by the same method as the interval."""
     p_holm: float | None
     """Holm's adjustment over all hypotheses of the experiment."""
-    sign_flip_p: float | None
-    """Paired test over prompts that arm and versus do not differ at all; only for differences of pair metrics."""
     smallest_detectable: float | None
     """Distance from the threshold that this matrix would have seen with 80 % power."""
     verdict: Literal["supported", "refuted", "inconclusive"]

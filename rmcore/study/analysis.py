@@ -10,12 +10,12 @@ import numpy as np
 
 from rmcore.core.arrays import FloatArray
 from rmcore.core.metrics import CELL_METRICS, bands
-from rmcore.evaluation.uncertainty import sign_flip_test, unseen_share
+from rmcore.evaluation.uncertainty import unseen_share
 from rmcore.evaluation.verdicts.estimate import Estimate, SeedSample, collapsed, estimate_over_seeds
 from rmcore.evaluation.verdicts.judgement import Claim, Judgement, judge
 from rmcore.reporting.experiment_schema import HypothesisResult
 from rmcore.reporting.schema import Metric
-from rmcore.study.cells import ANSWER_METRICS, SHARES, Measured, prompt_scores
+from rmcore.study.cells import ANSWER_METRICS, SHARES, Measured
 
 Cells = Mapping[tuple[str, int], Measured]
 """Measured cells by arm and seed; a failed cell is absent."""
@@ -50,7 +50,7 @@ def judge_hypotheses(
     ]
     judged = {item["name"]: (_claim(item), _estimate(item, cells, seeds)) for item in resolved}
     judgements = judge(judged)
-    return [_result(item, judged[item["name"]][1], judgements[item["name"]], cells, seeds) for item in resolved]
+    return [_result(item, judged[item["name"]][1], judgements[item["name"]]) for item in resolved]
 
 
 def _failed(item: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> str | None:
@@ -60,9 +60,7 @@ def _failed(item: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> str 
     return f"{failed} of {len(seeds)} declared seeds failed" if failed else None
 
 
-def _result(
-    item: Mapping[str, Any], estimate: Estimate, judgement: Judgement, cells: Cells, seeds: Sequence[int]
-) -> HypothesisResult:
+def _result(item: Mapping[str, Any], estimate: Estimate, judgement: Judgement) -> HypothesisResult:
     ends: list[float | None] = [estimate.value, estimate.ci_low, estimate.ci_high]
     if item["comparison"] == "ratio":  # estimated as its logarithm
         ends = [None if end is None else _exp(end) for end in ends]
@@ -83,7 +81,6 @@ def _result(
         "num_prompts": None if estimate.num_prompts is None else round(estimate.num_prompts),
         "p": judgement.p,
         "p_holm": judgement.p_holm,
-        "sign_flip_p": _sign_flip(item, cells, seeds),
         "smallest_detectable": _detectable(item, judgement.smallest_detectable),
         "verdict": judgement.verdict,
         "reason": judgement.reason,
@@ -246,27 +243,3 @@ def _metric(estimate: Estimate, num_declared: int) -> Metric:
         "num": estimate.num_seeds,
         "reason": estimate.reason if estimate.num_seeds == num_declared else estimate.reason or estimate.method,
     }
-
-
-def _sign_flip(item: Mapping[str, Any], cells: Cells, seeds: Sequence[int]) -> float | None:
-    """P over prompts that arm and versus do not differ: whole prompts change sides, the seeds being averaged.
-
-    It says nothing about other seeds, so no verdict rests on it; None where pairs are not shared or have no scores.
-    Seeds of which a cell failed are left out, as in the estimate.
-    """
-    if item["comparison"] != "difference":
-        return None
-    totals: dict[tuple[str, int], float] = {}
-    for seed in seeds:
-        arm, versus = cells.get((item["arm"], seed)), cells.get((item["versus"], seed))
-        if arm is None or versus is None:
-            continue
-        if arm.test is None or versus.test is None or arm.prompts != versus.prompts:
-            return None
-        ours, theirs = prompt_scores(arm.test, item["metric"]), prompt_scores(versus.test, item["metric"])
-        if ours is None or theirs is None:
-            return None
-        for prompt, difference in enumerate(ours - theirs):
-            key = (arm.prompts, prompt)
-            totals[key] = totals.get(key, 0.0) + float(difference)
-    return sign_flip_test(list(totals.values())) if totals else None

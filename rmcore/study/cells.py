@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray, IntArray
@@ -52,8 +51,6 @@ class Measured:
     seed: int
     samples: Mapping[str, SeedSample]
     """By metric; a metric without a value is absent."""
-    test: RewardTable | None = None
-    """Rewards of the test pairs; None where the cell was not evaluated."""
     prompts: str = ""
     """Digest of the test prompts: equal where cells were tested on the same ones."""
     answers: str = ""
@@ -110,7 +107,7 @@ def read_cell(
         samples |= of_answers
     kept = _wanted(samples, metrics)
     gate = validation_gate(card["metrics"]["test"], card["metrics"]["train"]["pairwise_accuracy"]["value"])
-    return Measured(arm, seed, kept, table, prompts, answers, history, gate, diagnose(history))
+    return Measured(arm, seed, kept, prompts, answers, history, gate, diagnose(history))
 
 
 def _wanted(samples: Mapping[str, SeedSample], metrics: Sequence[str]) -> dict[str, SeedSample]:
@@ -242,12 +239,3 @@ def first_reaching(history: Sequence[Mapping[str, Any]], target: float) -> tuple
         if accuracy is not None and accuracy >= target:
             return row["step"], row["metrics"]["cost/train_seconds"]
     return None
-
-
-def prompt_scores(table: RewardTable, metric: str) -> FloatArray | None:
-    """(C,) sum of the per-pair scores of each prompt, for the metrics that are means over pairs; else None."""
-    mean = next((mean for mean in pair_means(table) if mean.name == TEST_METRICS.get(metric)), None)
-    if mean is None:
-        return None
-    scores = np.bincount(table.prompt[mean.mask], mean.values[mean.mask], minlength=table.num_prompts)
-    return scores.astype(np.float64)

@@ -11,7 +11,7 @@ import yaml
 from pydantic import ValidationError
 
 from experiments.library import load_experiment, restrict
-from experiments.schema import Experiment, changed_settings
+from experiments.schema import changed_settings
 from experiments.shipped import SHIPPED
 from experiments.sizes import ACCURACY, NOTHING, Size
 from rmcore.config.pipeline import PipelineConfig
@@ -191,36 +191,6 @@ def test_arms_that_there_are_not_or_of_several_factors_are_refused(name, arms, s
         restrict(load_experiment(name), arms=arms)
 
 
-def test_another_number_of_seeds_and_another_budget():
-    taken = restrict(load_experiment("ablation"), seeds=5, budget_minutes=1.5)
-    assert (taken.seeds, taken.budget_minutes) == ((0, 1, 2, 3, 4), 1.5)
-    with pytest.raises(ValidationError, match="seeds"):
-        restrict(taken, seeds=0)
-    with pytest.raises(ValidationError, match="budget_minutes"):
-        restrict(taken, budget_minutes=-1)
-
-
-def test_the_full_grid_has_every_combination_and_the_base_as_control():
-    single = load_experiment("sensitivity", "paper")
-    grid = restrict(single, grid=True)
-    assert len(grid.arms()) == 3**4
-    control = next(arm for arm in grid.arms() if arm.name == grid.control)
-    assert control.config == single.arms()[0].config
-    configs = [arm.config for arm in grid.arms()]
-    assert all(arm.config in configs for arm in single.arms())
-    assert restrict(grid, grid=True) == grid
-
-
-def test_a_grid_with_a_combination_that_is_no_configuration_is_refused_with_a_sentence():
-    whole = load_experiment("sensitivity", "smoke").model_dump()
-    levels = {"off": {"landscape": None}}, {"few": {"landscape.num_pairs": 4}}
-    whole["base"]["landscape"] = {}
-    factors = [{"name": name, "levels": one} for name, one in zip(("curvature", "pairs"), levels, strict=True)]
-    alone = Experiment.model_validate(whole | {"factors": factors, "hypotheses": (), "control": "base"})
-    with pytest.raises(ValidationError, match=r"curvature changes landscape and pairs changes landscape\.num_pairs"):
-        restrict(alone, grid=True)
-
-
 @pytest.mark.parametrize("name", SHIPPED)
 def test_a_declaration_can_be_kept_in_a_file(name, tmp_path):
     experiment = load_experiment(name, "small")
@@ -229,22 +199,6 @@ def test_a_declaration_can_be_kept_in_a_file(name, tmp_path):
     loaded = load_experiment(str(file))
     assert loaded == experiment
     assert loaded.frozen() == experiment.frozen()
-
-
-def test_files_that_are_no_experiment_are_refused(tmp_path):
-    file = tmp_path / "mine.yaml"
-    with pytest.raises(ConfigError, match=r"mine.yaml cannot be read: No such file"):
-        load_experiment(str(file))
-    for text, message in (("a: [", "not valid YAML"), ("- a", "holds a list"), ("\x00", "not valid YAML")):
-        file.write_text(text)
-        with pytest.raises(ConfigError, match=message):
-            load_experiment(str(file))
-    file.write_bytes(b"\xff\xfe\xff")
-    with pytest.raises(ConfigError, match="no UTF-8"):
-        load_experiment(str(file))
-    file.write_text("name: mine")
-    with pytest.raises(ValidationError, match="question"):
-        load_experiment(str(file))
 
 
 def test_an_unknown_name_is_refused_with_the_one_that_was_meant():

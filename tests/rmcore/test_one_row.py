@@ -131,7 +131,7 @@ def calls(rm, policy, tmp_path):
             "WinJudge.compare": lambda p, a, b: wins.compare("look", p, a, b),
             "OrderedPairJudge.compare": lambda p, a, b: OrderedPairJudge(judge("pairwise")).compare("look", p, a, b),
             "PeopleJudge.compare": asked_people,
-            "PreferenceJudge.calibrate": PeopleJudge(tmp_path).calibrate,
+            "PairJudge.calibrate": PeopleJudge(tmp_path).calibrate,
             "draw_samples": lambda p, a, b: drawn(p),
             "BestOfNSampler.sample": lambda p, a, b: [one.responses for one in sampler.sample(p)],
             "Policy.fitting_ids": lambda p, a, b: policy.fitting_ids(p, 4),

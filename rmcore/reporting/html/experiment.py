@@ -40,7 +40,7 @@ _DETECTABLE = (
     "A true value this far from the threshold would have been found four times out of five (80 % power) with these "
     "seeds and prompts. A smaller distance can remain undetected, so “inconclusive” means “too small a matrix to "
     "tell”, not “no effect”. p: two-sided, of a value equal to the threshold; Holm: adjusted for all claims of this "
-    "experiment; sign-flip: of no difference at all, over prompts."
+    "experiment."
 )
 _KEY, _CELL_KEY = 12, 8  # characters of a digest that are shown
 
@@ -164,9 +164,9 @@ def _judged(results: ExperimentResults) -> Block:
         over += "" if item["num_prompts"] is None else f", {numbers.count(item['num_prompts'])} prompts"
         methods.append((item["name"], over, item["method"]))
         away = [numbers.distance(distance, unit, comparison) for distance in (item["smallest_detectable"], seen)]
-        chances = map(numbers.decimal, (item["p"], item["p_holm"], item["sign_flip_p"]))
+        chances = map(numbers.decimal, (item["p"], item["p_holm"]))
         tests.append((item["name"], numbers.text(item["threshold"], unit, comparison), *away, *chances))
-    headings = ("claim", "threshold", "smallest detectable", "measured distance", "p", "p, Holm", "p, sign-flip")
+    headings = ("claim", "threshold", "smallest detectable", "measured distance", "p", "p, Holm")
     tables = (Table(("claim", "over", "interval"), methods, left=range(3)), Table(headings, tests))
     title = "How each claim was judged, and which effects could have been detected"
     return Block(title, text=(_DETECTABLE,), tables=tables, is_folded=True)

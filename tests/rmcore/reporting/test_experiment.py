@@ -288,7 +288,7 @@ def emptied() -> dict:
     results = sample.results()
     for item in results["hypotheses"]:
         item.update(value=None, ci_low=None, ci_high=None, num_seeds=0, num_prompts=None, smallest_detectable=None)
-        item.update(p=None, p_holm=None, sign_flip_p=None, verdict="inconclusive", reason="no cell finished")
+        item.update(p=None, p_holm=None, verdict="inconclusive", reason="no cell finished")
     for arm in results["arms"]:
         arm.update(metrics={name: sample.metric([]) for name in arm["metrics"]}, bands={}, changes={})
     for cell in results["cells"]:

@@ -9,7 +9,6 @@ import pytest
 
 from rmcore.core.manifests import MANIFEST, with_self_digest
 from rmcore.core.store import Store
-from rmcore.evaluation.rewards import RewardTable
 from rmcore.readiness.judged_answers import JudgedAnswers
 from rmcore.stages.order import stage_of
 from rmcore.study import cells as reading
@@ -90,12 +89,6 @@ def measure(write_cell):
         return reading.read_cell(arm, seed, write_cell(f"{arm}-{seed}", test, **files), metrics)
 
     return measured
-
-
-@pytest.fixture
-def table():
-    """Reads a frame as metrics do."""
-    return RewardTable.from_frame
 
 
 @pytest.fixture

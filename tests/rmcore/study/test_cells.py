@@ -9,16 +9,7 @@ import pytest
 from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.readiness.judged_answers import write_judged_answers
 from rmcore.readiness.rank import rank_models
-from rmcore.study import cells as reading
-from rmcore.study.cells import (
-    ANSWER_METRICS,
-    GAP,
-    NUM_RESAMPLES,
-    TEST_METRICS,
-    first_reaching,
-    prompt_scores,
-    read_cell,
-)
+from rmcore.study.cells import ANSWER_METRICS, GAP, NUM_RESAMPLES, TEST_METRICS, first_reaching, read_cell
 
 ACCURACY = "eval/test_pairwise_accuracy"
 
@@ -144,7 +135,7 @@ def test_training_is_read_without_an_evaluation(write_cell, make_rewards):
     assert {name: sample.value for name, sample in cell.samples.items()} == {
         "train/num_steps": 30, "train/stop_share": 0.75, "train/best_step": 20, "cost/train_seconds": 3.5,
     }  # fmt: skip
-    assert (cell.test, cell.prompts, cell.gate) == (None, "", ())
+    assert (cell.prompts, cell.gate) == ("", ())
 
 
 def test_the_gate_is_judged_on_this_cell(measure, make_rewards):
@@ -156,22 +147,3 @@ def test_the_gate_is_judged_on_this_cell(measure, make_rewards):
     failed = {check.name for check in measure("b", 0, make_rewards(), test_card=bad).gate if not check.passed}
     # train accuracy is 0.8 in both
     assert failed == {"pairwise_accuracy", "train_test_gap"}
-
-
-def test_prompt_scores_add_up_to_the_metric_and_what_is_no_mean_over_pairs_has_none(measure, make_rewards, table):
-    frame = make_rewards()
-    rewards, cell = table(frame), measure("a", 0, frame)
-    for metric in (ACCURACY, "eval/test_length_matched_accuracy", "eval/test_loss"):
-        scores = prompt_scores(rewards, metric)
-        count = rewards.length_matched.sum() if "length" in metric else rewards.num_pairs
-        assert scores.shape == (rewards.num_prompts,)
-        assert scores.sum() / count == pytest.approx(cell.value(metric))
-    for metric in ("calib/test_ece_debiased", GAP, "cost/train_seconds"):
-        assert prompt_scores(rewards, metric) is None
-
-
-def test_a_prompts_digest_ignores_the_order_and_repetition_of_rows(make_rewards):
-    frame = make_rewards()
-    again = pd.concat([frame.iloc[::-1], frame])
-    assert reading.prompts_digest(frame) == reading.prompts_digest(again)
-    assert reading.prompts_digest(frame) != reading.prompts_digest(frame[frame.prompt_id != "prompt-0-0"])

@@ -6,7 +6,6 @@ import pytest
 
 from rmcore.config.model import LoraSettings
 from rmcore.config.pipeline import PipelineConfig, sections
-from rmcore.core.errors import RmcoreError
 from rmcore.core.metrics import CELL_STAGES
 from rmcore.stages.stages import OPTIONAL, STAGES
 from rmcore.study.estimates import FORWARD_SHARE, Estimates, SpeedProbe, kind, probe_kind
@@ -41,18 +40,6 @@ def test_training_time_is_pairs_over_throughput_and_what_is_spent_outside_of_ste
     for steps in (1, 80, 1000):
         longer = config(train={"steps": steps})
         assert estimates.seconds(longer, "train") == pytest.approx(2.0 + steps * 8 / 40)
-
-
-def test_a_training_that_stopped_early_tells_the_same_of_a_whole_one(finished):
-    early = finished(num_steps=10, num_pairs=80, train_seconds=2.0)
-    assert early.seconds(config(), "train") == pytest.approx(320 / 40 + 8.0)
-
-
-def test_what_does_not_change_throughput_does_not_matter(finished):
-    estimates = finished()
-    other = config(seed=5, study="else", train={"lr": 1.0, "label_smoothing": 0.0, "optimizer": "muon"})
-    assert kind(other) == kind(config())
-    assert estimates.seconds(other, "train") == pytest.approx(10.0)
 
 
 UNLIKE = [
@@ -122,15 +109,6 @@ def test_where_a_stage_was_never_run_the_probe_tells(finished):
     assert probed.knows(made)
 
 
-def test_data_from_elsewhere_are_not_taken_for_prepared(tmp_path, finished):
-    file = tmp_path / "pairs.csv"
-    file.write_text("prompt,chosen,rejected\n")
-    other = config(data={"source": str(file)})
-    estimates = finished()
-    assert estimates.seconds(other, "prepare") is None
-    assert Estimates(estimates.entries, {probe_kind(other): PROBE}).seconds(other, "prepare") == 7.0
-
-
 TINY = {"data": {"gold": {"num_prompts": 20, "pairs_per_prompt": 1}}, "model": {"name": "tiny", "max_seq_len": 128}}
 
 
@@ -141,9 +119,3 @@ def test_a_probe_times_real_steps_and_counts_the_data():
     assert 0 < found.start_seconds < took
     assert 2 * 4 / found.pairs_per_second < took
     assert found.num_train + found.num_scored == 20
-
-
-def test_a_probe_refuses_what_training_would_refuse():
-    made = config(**TINY | {"model": {"name": "tiny", "max_seq_len": 100_000}})
-    with pytest.raises(RmcoreError, match="max_seq_len"):
-        probe(made, time.time())

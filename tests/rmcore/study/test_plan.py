@@ -3,7 +3,6 @@
 import pytest
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.files import file_digest
 from rmcore.stages.order import stage_of
 from rmcore.study.estimates import Estimates
 from rmcore.study.plan import Cell, Planner, folders, total_seconds
@@ -66,14 +65,6 @@ def test_a_finished_cell_is_cached(planner, finish):
     }
 
 
-def test_prepared_data_alone_is_not_called_partial(planner, finish, publish):
-    prepared = {"prepare": publish("prepare", config(), {})}
-    assert planner().plan(cell()).state == "run"
-    publish("train", config(), prepared)
-    plan = planner().plan(cell())
-    assert (plan.state, plan.refs.keys()) == ("partial", {"prepare", "train"})
-
-
 @pytest.mark.parametrize("damaged", ["train", "evaluate"])
 def test_a_damaged_file_is_named(damaged, planner, finish):
     finish(cell())
@@ -85,16 +76,6 @@ def test_a_damaged_file_is_named(damaged, planner, finish):
     assert list(plan.refs) == list(STAGE_NAMES[:position])
     assert all(stage.why == f"follows {damaged}" for stage in plan.stages[position + 1 :])
     assert plan.state == ("partial" if damaged == "evaluate" else "run")
-
-
-def test_a_lost_record_is_damage_and_no_crash(planner, finish):
-    """The record of a training is read for estimates too."""
-    finish(cell())
-    folder = folders(planner().plan(cell()).refs)["train"]
-    (folder / "training.json").unlink()
-    plan = planner().plan(cell())
-    assert plan.why == f"train: damaged: {folder / 'training.json'} is missing"
-    assert planned(plan, "train").seconds is None
 
 
 def test_the_setting_that_differs_from_the_nearest_artifact_is_named(planner, finish):
@@ -126,26 +107,3 @@ def test_a_shared_stage_counts_once(planner, finish, publish):
     assert total_seconds([one, other, one]) == total_seconds([one, other])
     publish("prepare", config(), {})
     assert total_seconds([planner().plan(cell())]) == pytest.approx(alone - 10)
-
-
-def test_one_unknown_time_makes_the_sum_unknown(planner, finish):
-    finish(cell(seed=1))
-    known, unknown = planner().plan(cell()), planner().plan(cell("b", pairs_per_step=32))
-    assert total_seconds([known]) is not None
-    assert total_seconds([known, unknown]) is None
-
-
-def contents(root):
-    return {str(path.relative_to(root)): file_digest(path) for path in root.rglob("*") if path.is_file()}
-
-
-def test_planning_changes_nothing(planner, finish, store):
-    refs = finish(cell())
-    finish(cell(seed=1))
-    (folders(refs)["evaluate"] / "outcome.txt").write_text("changed")
-    places, before = sorted(store.root.rglob("*")), contents(store.root)
-    for one in (cell(), cell(seed=1), cell(seed=2), cell(lr=1.0), cell(stages=("prepare", "train", "landscape"))):
-        planner().plan(one)
-        planner().plan(one)
-    assert sorted(store.root.rglob("*")) == places
-    assert contents(store.root) == before

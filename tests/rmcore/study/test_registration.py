@@ -49,14 +49,6 @@ def test_among_machines_they_are_as_old_as_the_first_writing_on_any(tmp_path):
         register(tmp_path / "c" / "rates", DECLARED, written.setdefault)
 
 
-def test_numbers_go_on_from_the_newest(tmp_path):
-    first, second = register(tmp_path, with_threshold(0.1)), register(tmp_path, with_threshold(0.2))
-    (tmp_path / first["path"]).unlink()
-    third = register(tmp_path, with_threshold(0.3))
-    assert (second["number"], third["number"]) == (2, 3)
-    assert register(tmp_path, with_threshold(0.3)) == third
-
-
 values = st.sampled_from([0, 1, 0.5, "text", None, True, [1, 2], (1, 2)])
 records = st.fixed_dictionaries(
     {
