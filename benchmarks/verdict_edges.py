@@ -171,7 +171,7 @@ def evaluation(world: World, rng: np.random.Generator) -> tuple[str, tuple[float
     units = [place // world.copies if world.known_topics else place for place in range(len(rewards))]
     seed = int(rng.integers(2**31))
     settings = {"num_resamples": NUM_RESAMPLES, "seed": seed}
-    curve = overoptimization(rewards, judged, max_n=world.samples, planned_kl=world.planned_kl, units=units, **settings)
+    curve = overoptimization(rewards, judged, planned_kl=world.planned_kl, units=units, **settings)
     pools = JudgedPools(rewards, judged, [np.zeros(len(pool)) for pool in rewards])
     found = on_policy_parts(pools, units=units, **settings)
     plan = curve.plan

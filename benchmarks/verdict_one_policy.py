@@ -116,9 +116,7 @@ class Judged:
         right = (1 + np.sign(scores[self.better] - scores[self.worse])) / 2
         few = JudgedPools([pool[:LABELLED_ANSWERS] for pool in rewards], self.scaled[:, :5], self.length[:, :5])
         pools = JudgedPools(rewards, judged, lengths)
-        curve = overoptimization(
-            rewards, judged, method="kl_optimum", max_n=SAMPLES, planned_kl=nominal_kl(8), num_resamples=2
-        )
+        curve = overoptimization(rewards, judged, method="kl_optimum", planned_kl=nominal_kl(8), num_resamples=2)
         assert curve.plan is not None
         tilted = np.array(curve.plan.by_prompt, float)
         return {
@@ -183,7 +181,7 @@ def verdict(
 ) -> dict[str, Any]:
     """The product's verdict on level 3 for best of all samples: status, gain with its ends, and the worst loss."""
     kl, settings = nominal_kl(len(rewards[0])), {"num_resamples": 400}
-    plan = overoptimization(rewards, judged, max_n=len(rewards[0]), planned_kl=kl, **settings).plan
+    plan = overoptimization(rewards, judged, planned_kl=kl, **settings).plan
     assert plan is not None
     found = on_policy_parts(JudgedPools(rewards, judged, lengths), **settings)
     parts = {name: one.to_dict() for name, one in found.items()}

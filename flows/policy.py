@@ -1,42 +1,33 @@
 """Flows about a policy: best-of-n by a reward model, readiness v2, confirmation, and GRPO against it. Order only."""
 
-from collections.abc import Mapping, Sequence
-from functools import partial
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from typing import Any, Literal
 
-from tasks.home import configure_environment, home
+from tasks.home import configure_environment
 
 configure_environment()  # before Prefect and MLflow read their settings
 
 # ruff: noqa: E402
-from prefect import runtime
 from prefect.artifacts import create_markdown_artifact
-from pydantic import Field
 
 from experiments.presets import PRESETS
 from flows.chain import Presentation, run_chain
-from flows.form import Form, configured_flow, described_flow, presets_for
-from flows.pipeline import REPORT_FILE, REPORT_FOLDER, file_words, places, run_name_of, run_pipeline, show_on_page
+from flows.form import Form, configured_flow, presets_for
+from flows.pipeline import run_name_of, run_pipeline
 from flows.requirements import require_judge, require_run
 from rmcore.config.model import FROM_POLICY
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError
-from rmcore.core.files import write_json
 from rmcore.core.store import ArtifactRef
 from rmcore.policy.confirmation import require_served_judge, smallest_n
-from rmcore.policy.overoptimization import curves_of_file
-from rmcore.readiness.power import next_rung
+from rmcore.readiness.power import next_rung, reach_of
 from rmcore.readiness.verdict import verdict_on_served
 from rmcore.reporting.html.blocks import markdown
-from rmcore.reporting.html.note import run_note
-from rmcore.reporting.html.page import write_block_report
 from rmcore.reporting.html.policy import (
     CAPTIONS,
     best_of_n_block,
     best_of_n_headline,
     confirmation_block,
-    curves_block,
     readiness_block,
 )
 from rmcore.reporting.html.rlhf import CAPTIONS as RLHF_CAPTIONS
@@ -45,8 +36,6 @@ from rmcore.reporting.runs import KEY_DIGITS
 from rmcore.stages.order import drawn, labelled_stages, pipeline_stages, required, required_policy
 from rmcore.stages.results import read_json, run_key
 from rmcore.stages.stages import OPTIONAL
-from tasks.stages import run_step
-from tasks.tracking import RunTracker
 
 OF_THE_MODEL = {"data": "data.source", "model": "model.name", "steps": "train.steps", "policy": "policy.name"}
 NAMES = {"seed": "seed", "study": "study"}
@@ -124,7 +113,9 @@ def readiness(config: PipelineConfig, checkpoint: str | None = None) -> dict[str
     def judged(refs: Mapping[str, ArtifactRef]) -> dict[str, Any]:
         found = read_json(refs["readiness_v2"], "readiness.json")
         name = f"{run_name_of(config, 'readiness')}-{run_key(refs)[:KEY_DIGITS]}"
-        return found | {"next_rung": next_rung(found["verdict"], config, [name])}
+        optimized = read_json(refs["overoptimization"], "overoptimization.json")
+        reach = reach_of(optimized, config.readiness.planned_optimizer)
+        return found | {"next_rung": next_rung(found["verdict"], config, [name], reach=reach)}
 
     view = Presentation(judged, readiness_block, captions=CAPTIONS)
     return run_chain(config, pipeline_stages(config), view, kind="readiness", checkpoint=checkpoint)
@@ -175,78 +166,6 @@ def confirm(config: PipelineConfig, checkpoint: str | None = None) -> dict[str, 
 
     view = Presentation(judged, confirmation_block)
     return run_chain(config, ["confirmation"], view, kind="confirm", checkpoint=checkpoint)
-
-
-@described_flow(
-    "overoptimize",
-    "stored samples ──> proxy and true reward against KL ──> curves, figures",
-    lambda given: f"overoptimize-{given['gold']}",
-)
-def overoptimize(
-    samples: str,
-    gold: str = "judge",
-    proxies: Sequence[str] = ("reward",),
-    prompt: str = "prompt",
-    max_n: Annotated[int, Field(ge=4)] = 64,
-    study: str = "overoptimization",
-) -> dict[str, Any]:
-    """Show proxy and true reward against KL on stored samples, and where the true reward turns.
-
-    Args:
-        samples: file with several samples of each prompt and their rewards: Parquet, CSV, JSON or JSONL.
-        gold: column of the true reward: a judge's, or people's.
-        proxies: columns of reward models' rewards.
-        prompt: column that samples of one prompt share.
-        max_n: largest n of best-of-n.
-        study: MLflow experiment is rm/STUDY.
-
-    Returns:
-        {"results": the curves by proxy, "figures": paths by proxy, "report": HTML file, "mlflow_url"}.
-
-    Raises:
-        DataError: the file or a column cannot be read.
-    """
-    folder = home() / "reports" / f"overoptimize-{runtime.flow_run.id}"
-    with RunTracker.start(
-        study=study,
-        run_name=f"overoptimize-{file_words(samples)}",
-        tags={"rm.kind": "overoptimize", "prefect.flow_run_id": str(runtime.flow_run.id)},
-        params={"samples": samples, "gold": gold, "proxies": ",".join(proxies), "max_n": str(max_n)},
-    ) as tracker:
-        curves = partial(
-            curves_of_file,
-            Path(samples),
-            prompt=prompt,
-            gold=gold,
-            proxies=proxies,
-            out=folder,
-            max_n=max_n,
-            num_resamples=1000,
-            seed=0,
-        )
-        computed = run_step("curves", curves, [])
-        found, drawn = computed.found
-
-        def tell() -> Path:
-            write_json(folder / "overoptimization.json", found)
-            written = write_block_report(
-                f"overoptimize-{file_words(samples)}", curves_block(found), drawn, folder / REPORT_FILE
-            )
-            places_in_run = {str(folder / "overoptimization.json"): "", str(written): REPORT_FOLDER}
-            tracker.tell(
-                files={str(file): "figures" for file in drawn.values()} | places_in_run,
-                note=run_note(f"Proxy and true reward of {Path(samples).name} against KL", *places(written)),
-            )
-            return written
-
-        report = run_step("report", tell, [computed.handed]).found
-    show_on_page(markdown(curves_block(found)), report, tracker.url)
-    return {
-        "results": found,
-        "figures": {name: str(path) for name, path in drawn.items()},
-        "report": str(report),
-        "mlflow_url": tracker.url,
-    }
 
 
 Mode = Literal["full", "rm", "policy"]

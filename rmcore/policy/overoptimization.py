@@ -7,8 +7,7 @@ that best-of-n, the KL-regularised optimum and a trained policy share one axis.
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -101,9 +100,9 @@ class Overoptimization:
         best: index of the point of the highest gain of the true reward.
         fall: gain of the true reward at the last point minus that at `best`; with an interval that excludes zero the
             true reward turned. `best` was chosen on the same prompts, so the fall looks a little larger than it is.
-        num_prompts: prompts that the curve is of: with a plan, those that have the samples it needs.
+        num_prompts: prompts that the curve is of: those that have the samples that the plan needs.
         num_samples: samples in all.
-        plan: what the curve says of a planned KL, where one was named.
+        plan: what the curve says of the planned KL.
     """
 
     method: Method
@@ -112,7 +111,7 @@ class Overoptimization:
     fall: MetricValue
     num_prompts: int
     num_samples: int
-    plan: "OptimizationPlan | None" = None
+    plan: OptimizationPlan
 
     @property
     def turned(self) -> bool:
@@ -128,23 +127,19 @@ def overoptimization(
     proxy: Sequence[FloatArray],
     gold: Sequence[FloatArray],
     *,
+    planned_kl: float,
     method: Method = "best_of_n",
-    max_n: int = 64,
-    planned_kl: float | None = None,
     units: Sequence[int] | None = None,
     num_resamples: int = 1000,
     seed: int = 0,
 ) -> Overoptimization:
-    """The curve of one proxy on pools of samples.
-
-    With a plan it is of the prompts that have the samples which the plan needs (`reaching`), else of all.
+    """The curve of one proxy on pools of samples, of the prompts that have those which the plan needs (`reaching`).
 
     Args:
         proxy: rewards of the samples of each prompt by the reward model, one array a prompt.
         gold: rewards of the same samples by the judge that counts.
-        method: best of 1, 2, 4 ... n, or the KL-regularised optimum at the same range of KL.
-        max_n: largest n; at most the samples of the smallest pool.
-        planned_kl: nats that the policy is to be moved by; left out, `plan` stays empty.
+        planned_kl: nats that the policy is to be moved by.
+        method: best of 1, 2, 4 ... n samples of a prompt, or the KL-regularised optimum at the same range of KL.
         units: number of each prompt's independent unit, the same for one topic; left out, each is one of its own.
         num_resamples: of the bootstrap over prompts.
         seed: of the bootstrap.
@@ -155,14 +150,14 @@ def overoptimization(
     """
     _check(proxy, gold)
     # 1. The prompts that have the samples which the plan needs, in units of their own.
-    needed = samples_needed(planned_kl or 0.0)
-    kept = reaching([len(pool) for pool in proxy], min(max_n, needed))
+    needed, sizes = samples_needed(planned_kl), [len(pool) for pool in proxy]
+    kept = reaching(sizes, min(max(sizes), needed))
     proxy, gold = ([pool for pool, is_kept in zip(pools, kept, strict=True) if is_kept] for pools in (proxy, gold))
     scaled, judged = _scaled(proxy, "proxy"), _scaled(gold, "gold")
     of_unit = None if units is None else np.asarray(units)[kept]
 
     # 2. What each prompt adds to the averages over prompts at each strength.
-    counts = _counts(min(max_n, *map(len, proxy)))
+    counts = _counts(min(map(len, proxy)))
     path = (_best_of_n_path if method == "best_of_n" else _optimum_path)(scaled, counts)
     gains = [_gains_along(path.weights, pools) for pools in (scaled, judged)]
     apart = [pool - pool.mean() for pool in judged]
@@ -175,9 +170,6 @@ def overoptimization(
         num_resamples=num_resamples,
         seed=seed,
     )
-    measured = curve.measured(method, path.settings, path.nominal_kl, num_prompts=len(proxy))
-    if planned_kl is None:
-        return measured
 
     # 3. The plan, between two points of the curve.
     telling = by_unit(np.array([float(np.ptp(pool) > 0) for pool in gold]), of_unit)
@@ -192,7 +184,7 @@ def overoptimization(
         num_short=int(np.count_nonzero(~kept)),
         by_prompt=tuple(next(by_prompt, None) if is_kept else None for is_kept in kept),
     )
-    return replace(measured, plan=plan)
+    return curve.measured(method, path.settings, path.nominal_kl, len(proxy), plan)
 
 
 class _Path(NamedTuple):
@@ -256,9 +248,14 @@ class _Curve:
     seed: int
 
     def measured(
-        self, method: Method, settings: Sequence[float], nominal: Sequence[float | None], num_prompts: int
+        self,
+        method: Method,
+        settings: Sequence[float],
+        nominal: Sequence[float | None],
+        num_prompts: int,
+        plan: OptimizationPlan,
     ) -> Overoptimization:
-        """The curve without a plan."""
+        """The curve with its points."""
         best = int(np.argmax(self.gold.mean(axis=0)))
 
         def statistics(weights: FloatArray) -> dict[str, FloatArray]:
@@ -278,7 +275,7 @@ class _Curve:
             CurvePoint(setting, float(self.kl[:, i].mean()), nominal[i], value(f"proxy {i}"), golds[i])
             for i, setting in enumerate(settings)
         )
-        return Overoptimization(method, points, best, value("fall"), num_prompts, self.num_samples)
+        return Overoptimization(method, points, best, value("fall"), num_prompts, self.num_samples, plan)
 
     def line_at(self, planned_kl: float, *, is_bound: bool) -> FloatArray | None:
         """Weights (P,) of the points in a gain at the planned KL, by a straight line in its root; None beyond the end.
@@ -348,54 +345,3 @@ def _check(proxy: Sequence[FloatArray], gold: Sequence[FloatArray]) -> None:
         bad = sum(int(np.count_nonzero(~np.isfinite(pool))) for pool in pools)
         if bad:
             raise DataError(f"{bad} of the {name} rewards are not finite numbers; score these samples again.")
-
-
-def curves_of_file(
-    samples: Path,
-    *,
-    prompt: str,
-    gold: str,
-    proxies: Sequence[str],
-    out: Path,
-    max_n: int,
-    num_resamples: int,
-    seed: int,
-) -> tuple[dict[str, Any], dict[str, Path]]:
-    """Compute and draw the curves of a file of samples: one proxy after the other against one true reward.
-
-    Args:
-        samples: Parquet, CSV, JSON or JSONL, one row a sample.
-        prompt: column that samples of one prompt share.
-        gold: column of the true reward.
-        proxies: columns of reward models' rewards.
-        out: folder for the figures.
-        max_n: largest n of best-of-n.
-        num_resamples: of the bootstrap over prompts.
-        seed: of the bootstrap.
-
-    Returns:
-        {"samples", "gold", "proxies": {name: one curve a method}}, JSON-ready, and the figures by proxy.
-
-    Raises:
-        DataError: see `read_samples`, `pools` and `overoptimization`.
-    """
-    from rmcore.policy.sampling.samples import pools, read_samples  # here: readers of files, and matplotlib
-    from rmcore.reporting.figures.style import save
-    from rmcore.reporting.html.policy import overoptimization_figure
-
-    table = read_samples(samples)
-    judged = pools(table, prompt, gold)
-    curves: dict[str, list[dict[str, Any]]] = {}
-    figures: dict[str, Path] = {}
-    for name in dict.fromkeys(proxies):
-        rewards = pools(table, prompt, name)
-        curves[name] = [
-            overoptimization(
-                rewards, judged, method=method, max_n=max_n, num_resamples=num_resamples, seed=seed
-            ).to_dict()
-            for method in METHODS
-        ]
-        letters = "".join(letter if letter.isalnum() or letter in "-_" else "_" for letter in name)
-        file = out / f"overoptimization_{letters}.png"
-        figures[name] = save(overoptimization_figure(name, curves[name]), file)
-    return {"samples": str(samples), "gold": gold, "proxies": curves}, figures

@@ -13,53 +13,30 @@ from itertools import islice
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_mean, cluster_bootstrap
+from rmcore.core.errors import ConfigError
+from rmcore.evaluation.uncertainty import MetricValue, bounded_mean, cluster_bootstrap
 from rmcore.policy.overoptimization import Method, overoptimization
 from rmcore.policy.sampling.best_of_n import by_unit, reaching
 from rmcore.readiness.rank import win_rates, without_length
 
-WIN_COUNTS = (4, 16, 64)
-"""n of the best-of-n win rates."""
 DECIDING = 16
 """n of the win rate that decides; of fewer samples than one more than that, as many as there are opponents for."""
 ACCURACIES = frozenset(("on_policy_accuracy", "hard_accuracy"))
 _LEAST_CEILING = 0.5 + 1e-6
 """Ceiling of a judge that may be a coin: the corrected accuracy may be anything then, and its interval says so."""
-_ROUNDING = 1e-9
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedPools:
     """Samples of C prompts: what the reward model gives them, what the judge gives them, and how long they are.
 
-    rewards, judged, lengths: one (K,) array a prompt, in logits, in the judge's unit, in characters or words.
+    rewards, judged, lengths: one (K,) array a prompt, in logits, in the judge's unit, in characters or words; finite,
+        and of four samples or more.
     """
 
     rewards: Sequence[FloatArray]
     judged: Sequence[FloatArray]
     lengths: Sequence[FloatArray]
-
-    def __post_init__(self) -> None:
-        """Refuse what cannot be judged.
-
-        Raises:
-            DataError: the arrays do not fit each other, a pool has fewer than four samples, or a value is not finite.
-        """
-        sizes = [len(pool) for pool in self.rewards]
-        others = (self.judged, self.lengths)
-        if any([len(pool) for pool in pools] != sizes for pools in others) or min(sizes, default=0) < 4:
-            raise DataError(
-                f"readiness got pools of {sizes[:5]}... samples; each prompt needs the same samples for every judge "
-                "and at least four of them. Draw more, or leave that prompt out."
-            )
-        for name, pools in (("reward model", self.rewards), ("judge", self.judged)):
-            broken = [index for index, pool in enumerate(pools) if not np.isfinite(pool).all()]
-            if broken:
-                raise DataError(
-                    f"the {name} gave a reward that is not finite for prompt {broken[0]} (and {len(broken) - 1} more): "
-                    "no ranking follows from it. Look at these samples, or leave them out."
-                )
 
     @property
     def num_samples(self) -> int:
@@ -80,36 +57,26 @@ def on_policy_parts(
 
     Args:
         pools: the samples.
-        judge_ceiling: probability that the judge agrees with itself, or with the truth, on a pair; 1 for a judge
-            without noise. Accuracy is corrected for it: (a - (1 - c)) / (2 c - 1), what it would be without the noise
-            of independent wrong answers.
+        judge_ceiling: probability, in (0.5, 1], that the judge agrees with itself, or with the truth, on a pair; 1 for
+            a judge without noise. Accuracy is corrected for it: (a - (1 - c)) / (2 c - 1), what it would be without
+            the noise of independent wrong answers.
         judge_ceiling_error: standard error of judge_ceiling, which widens the intervals of what is corrected by it.
         units: number of each prompt's independent unit, the same for one topic; left out, each is one of its own.
         num_resamples: of the bootstrap over units.
         seed: of the bootstrap.
 
     Returns:
-        on_policy_accuracy; win_rate_N for N of `WIN_COUNTS` over the prompts that have more than N samples
-        (`reaching`), without a value where there are too few; where that is so for `DECIDING`, the win rate
-        of the most that there are opponents for; length_correlation; hard_accuracy.
-
-    Raises:
-        ConfigError: judge_ceiling is not in (0.5, 1].
+        on_policy_accuracy; win_rate_N for N of `DECIDING`, or the most that there are opponents for in the prompts that
+        count (`reaching`); hard_accuracy.
     """
-    if not 0.5 < judge_ceiling <= 1:
-        raise ConfigError(
-            f"judge_ceiling={judge_ceiling:g}: a judge that agrees with the truth on half of the pairs or fewer cannot "
-            "be corrected for; give a number above 0.5 and at most 1."
-        )
     ratios = {
         "on_policy_accuracy": accuracies_by_prompt(pools, only_hard=False),
         "hard_accuracy": accuracies_by_prompt(pools, only_hard=True),
     }
     sizes = [len(pool) for pool in pools.rewards]
-    most = {n: min(size for size, kept in zip(sizes, reaching(sizes, n + 1), strict=True) if kept) for n in WIN_COUNTS}
-    for n in sorted({n for n in WIN_COUNTS if n < most[n]} | {min(DECIDING, most[DECIDING] - 1)}):
-        ratios[f"win_rate_{n}"] = win_rates(pools.rewards, pools.judged, n)
-    moments = by_unit(np.array([*map(_moments, pools.rewards, pools.lengths, pools.judged)]), units)
+    most = min(size for size, kept in zip(sizes, reaching(sizes, DECIDING + 1), strict=True) if kept)
+    n = min(DECIDING, most - 1)
+    ratios[f"win_rate_{n}"] = win_rates(pools.rewards, pools.judged, n)
     ratios = {name: (by_unit(top, units), by_unit(bottom, units)) for name, (top, bottom) in ratios.items()}
 
     # The ceiling of the point estimate, then one a resample: it was estimated from other pairs, so independently.
@@ -125,30 +92,21 @@ def on_policy_parts(
                 if name in ACCURACIES:
                     # Without the judge's errors.
                     values[name] = np.clip((values[name] - (1 - ceiling)) / (2 * ceiling - 1), 0, 1)
-            values["length_correlation"] = _partial_correlation(weights @ moments)
         return values
 
-    num_units = len(moments)
     carrying = {name: int(np.count_nonzero(bottom)) for name, (_, bottom) in ratios.items()}
+    num_units = len(ratios["hard_accuracy"][0])
     # Where all prompts say the same, a share has an exact interval; undoing a judge's noise leaves no share.
     shares = {name for name in ratios if name.startswith("win_rate_")}
     shares |= ACCURACIES if judge_ceiling == 1 and not judge_ceiling_error else frozenset()
     resampled = cluster_bootstrap(compute, num_units, num_resamples=num_resamples, seed=seed)
-    too_many = {
-        f"win_rate_{n}": f"it takes {n + 1} samples of each prompt (policy.samples_per_prompt), and too many have fewer"
-        for n in WIN_COUNTS
-        if n >= most[n]
-    }
-    unmeasured = {name: MetricValue(None, None, None, 0, reason) for name, reason in too_many.items()}
     parts = {
         name: MetricValue(None, None, None, 0, "no two samples of a prompt that the judge tells apart allow it")
         if math.isnan(value)
-        else resampled.value(
-            name, num_prompts=carrying.get(name, num_units), num_pairs=pools.num_samples, is_share=name in shares
-        )
+        else resampled.value(name, num_prompts=carrying[name], num_pairs=pools.num_samples, is_share=name in shares)
         for name, value in resampled.point.items()
     }
-    return unmeasured | {
+    return {
         name: _with_unseen_unit(value, *ratios[name], num_resamples, seed) if name.startswith("win_rate_") else value
         for name, value in parts.items()
     }
@@ -182,11 +140,9 @@ def gains_by_length(
         return {}
 
     def gain(proxy: Sequence[FloatArray], judged: Sequence[FloatArray]) -> MetricValue:
-        most, settings = max(map(len, proxy)), {"num_resamples": num_resamples, "seed": seed}
-        plan = overoptimization(
-            proxy, judged, method=method, max_n=most, planned_kl=planned_kl, units=units, **settings
-        ).plan
-        return GainValue(None, None, None, 0) if plan is None else plan.gain
+        return overoptimization(
+            proxy, judged, method=method, planned_kl=planned_kl, units=units, num_resamples=num_resamples, seed=seed
+        ).plan.gain
 
     try:
         controlled = without_length(pools.judged, pools.lengths)
@@ -227,21 +183,3 @@ def accuracies_by_prompt(pools: JudgedPools, *, only_hard: bool) -> tuple[FloatA
         accuracies[index] = agreement[better].mean() if better.any() else np.nan
     known = ~np.isnan(accuracies)
     return np.where(known, accuracies, 0.0), known.astype(np.float64)
-
-
-def _moments(reward: FloatArray, length: FloatArray, judged: FloatArray) -> FloatArray:
-    """Sums of squares and products within the prompt: of reward, length and judge, in this order (6,)."""
-    r, n, j = (values - values.mean() for values in (reward, length.astype(np.float64), judged))
-    return np.array([r @ r, n @ n, j @ j, r @ n, r @ j, n @ j])
-
-
-def _partial_correlation(sums: FloatArray) -> FloatArray:
-    """Correlate reward and length given the judge, within prompts. (B, 6) -> (B,).
-
-    NaN where one of them never varies, or is a line of the judge, up to rounding: nothing of it is left then.
-    """
-    rr, nn, jj, rn, rj, nj = sums.T
-    r_n, r_j, n_j = rn / np.sqrt(rr * nn), rj / np.sqrt(rr * jj), nj / np.sqrt(nn * jj)
-    left = np.minimum(1 - r_j**2, 1 - n_j**2)  # the least share of variance that the judge does not explain
-    correlation = (r_n - r_j * n_j) / np.sqrt((1 - r_j**2) * (1 - n_j**2))
-    return np.where(left > _ROUNDING, correlation, np.nan)

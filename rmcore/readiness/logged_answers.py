@@ -19,7 +19,6 @@ import numpy.typing as npt
 import pandas as pd
 
 from rmcore.core.arrays import FloatArray, IntArray
-from rmcore.core.errors import DataError
 from rmcore.core.progress import Report, prefixed, silent
 from rmcore.data.pair import PreferencePair, prompt_text
 from rmcore.evaluation.label_strength import Ratings, rate_answers
@@ -30,7 +29,6 @@ MIN_ANSWERS = 4
 """Connected labelled answers that a prompt must have: with three, the best of two meets one opponent."""
 MIN_PROMPTS = 10
 """Prompts that a claim needs: of fewer, percentile intervals lie above a true 0.5 too often."""
-COLUMNS = ("prompt_id", "prompt", "chosen", "rejected", "target_margin", "reward_chosen", "reward_rejected")
 _TEXTS = ["prompt", "chosen", "rejected"]
 _REWARDS = ["reward_chosen", "reward_rejected"]
 
@@ -89,7 +87,7 @@ def logged_answers(
     failure keeps the chance of any false claim at that of one test, 2.5 %.
 
     Args:
-        table: one row a pair with the columns of `COLUMNS`; target_margin may be null, rewards are logits.
+        table: one row a pair as `logged_table` gives it; target_margin may be NaN, rewards are logits.
         num_resamples: of the bootstrap over prompts.
         seed: of the bootstrap.
         report: of the bootstrap of each k.
@@ -105,9 +103,6 @@ def logged_answers(
         answer), and perfect_win_rate, perfect_gain of choosing by the labels. Gains are in standard deviations of
         the strength within prompts, pooled over the prompts of one kind of strength; the intervals take that unit
         as given.
-
-    Raises:
-        DataError: a column is missing, or a reward is not a finite number.
     """
     connected, num_prompts = connected_answers(table), table["prompt"].nunique()
     kept = [(pool, rated) for pool, rated in connected if np.ptp(pool.strength) > 0]
@@ -130,12 +125,7 @@ def logged_answers(
 
 
 def connected_answers(table: pd.DataFrame) -> list[tuple[LoggedPool, Ratings]]:
-    """The prompts of a table for `logged_answers` that have `MIN_ANSWERS` connected answers or more, by their text.
-
-    Raises:
-        DataError: as `logged_answers`.
-    """
-    table = _checked(table)
+    """The prompts of a table for `logged_answers` that have `MIN_ANSWERS` connected answers or more, by their text."""
     # Sorted, so that the order of the rows does not even change the rounding. Four answers take three pairs.
     table = table[table.groupby("prompt")["prompt"].transform("size") >= MIN_ANSWERS - 1]
     table = table.sort_values([*_TEXTS, *_REWARDS, "target_margin"], ignore_index=True)
@@ -177,27 +167,10 @@ def best_of_logged(
         k *= 2
 
 
-def _checked(table: pd.DataFrame) -> pd.DataFrame:
-    missing = [name for name in COLUMNS if name not in table.columns]
-    if missing:
-        raise DataError(
-            f"the table of logged answers lacks {', '.join(missing)}: answers cannot be told apart or judged. Pass one "
-            f"row a pair with {', '.join(COLUMNS)}."
-        )
-    table = table[list(COLUMNS)].astype({"target_margin": np.float64, **dict.fromkeys(_REWARDS, np.float64)})
-    bad = ~np.isfinite(table[_REWARDS].to_numpy()).all(axis=1)
-    if bad.any():
-        raise DataError(
-            f"{int(bad.sum())} of {len(table)} pairs have a reward that is NaN or infinite: no answer can be chosen by "
-            "it. Score these pairs again, in float32, and look at their texts."
-        )
-    return table
-
-
 def _pools(table: pd.DataFrame) -> Iterator[tuple[LoggedPool, Ratings]]:
     for _, pairs in table.groupby("prompt", sort=True):
         texts, better, worse = compared_texts(pairs)
-        margins = pairs["target_margin"].to_numpy()
+        margins = pairs["target_margin"].to_numpy(dtype=np.float64)
         # A margin below zero speaks against its own label, so it is not known what it measures.
         annotated = bool(np.isfinite(margins).all() and (margins >= 0).all())
         rated = rate_answers(better, worse, margins if annotated else np.ones(len(pairs)), len(texts))

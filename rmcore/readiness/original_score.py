@@ -177,26 +177,23 @@ class RLReadinessScorer:
 
 
 def _checked_weights(weights: Mapping[str, float]) -> dict[str, float]:
-    if not isinstance(weights, Mapping) or set(weights) != set(DEFAULT_WEIGHTS):
+    if set(weights) != set(DEFAULT_WEIGHTS):
         raise ConfigError(
             f"readiness weights are {weights!r}; the parts are {', '.join(DEFAULT_WEIGHTS)}. Give each a number."
         )
     for name, weight in weights.items():
         _check(f"{name} weight", weight, 0.0, math.inf)
-    total = sum(float(weight) for weight in weights.values())
+    total = sum(weights.values())
     if abs(total - 1.0) > 1e-6:
-        raise ConfigError(
-            f"readiness weights sum to {total:.6g}, not 1: scores and verdicts would not compare. "
-            f"Divide each by {total:.6g}."
-        )
+        raise ConfigError(f"readiness weights sum to {total:.6g}, not 1. Divide each by {total:.6g}.")
     return {name: float(weights[name]) for name in DEFAULT_WEIGHTS}
 
 
 def _check(name: str, value: float, least: float, most: float) -> None:
     if not isinstance(value, Real) or not math.isfinite(value) or not least <= value <= most:
-        bounds = "a finite number" if least == -math.inf else f"a finite number from {least:g} to {most:g}"
         raise ConfigError(
-            f"{name} is {value!r}, not {bounds}: readiness cannot be scored. Compute it on held-out pairs first."
+            f"{name} is {value!r}, not a finite number from {least:g} to {most:g}: readiness cannot be scored. Compute "
+            "it on held-out pairs first."
         )
 
 

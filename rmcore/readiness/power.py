@@ -9,9 +9,9 @@ evaluations if both together stay below it in 97.5 % of the draws after 0.84 sta
 import math
 import shlex
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from scipy.special import log_ndtr, ndtr, ndtri
@@ -39,6 +39,8 @@ and in tails the worst sample and the spread differ between evaluations. Set on 
 CHOSEN_ALIKE = 0.7
 """Share of the variance over prompts that a perfect choice loses: the best of n normal samples differ less than one."""
 MOST_PROMPTS = 1_000_000
+LEAST_KL = 0.01
+"""The smallest plan (`readiness.planned_kl`)."""
 _STEPS = range(1, 100_000)
 """Gains that are tried, in thousandths of a standard deviation."""
 
@@ -146,9 +148,9 @@ class _Judgeable(NamedTuple):
     why: str
 
 
-def _reach(num_samples: int) -> float:
-    """Nats that so many samples of each prompt reach, rounded down to what a command shows."""
-    return math.floor(100 * nominal_kl(num_samples)) / 100
+def _shown(nats: float) -> float:
+    """Nats, rounded down to what a command shows."""
+    return math.floor(100 * nats) / 100
 
 
 def _judgeable(config: PipelineConfig, policy: PolicyConfig) -> _Judgeable:
@@ -158,12 +160,20 @@ def _judgeable(config: PipelineConfig, policy: PolicyConfig) -> _Judgeable:
         needed = samples_needed(planned_kl)
         return _Judgeable(planned_kl, needed, max(needed, DECIDING + 1), [], "")
     each = min(max(policy.samples_per_prompt, DECIDING + 1), MOST_SAMPLES)
-    kl = _reach(each)
+    kl = _shown(nominal_kl(each))
     why = f", up to {kl:g} nats: the planned {planned_kl:g} are beyond best of {MOST_SAMPLES:,}"
     return _Judgeable(kl, samples_needed(kl), each, ["--kl", f"{kl:g}"], why)
 
 
-def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) -> NextRung | None:
+def reach_of(optimized: Mapping[str, Any], optimizer: str) -> float | None:
+    """Nats that judged samples reach, by the record of the stage overoptimization; None where nobody judged them."""
+    ends = (curve["points"][-1]["kl"] for curve in optimized.get("curves", ()) if curve["method"] == optimizer)
+    return next(ends, None)
+
+
+def next_rung(
+    verdict: Verdict, config: PipelineConfig, model: Sequence[str], *, reach: float | None = None
+) -> NextRung | None:
     """Return what would raise a verdict: the evidence, the command that gathers it, and its cost; None at the top.
 
     Args:
@@ -171,6 +181,7 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
         config: settings of the run that it came from.
         model: arguments by which a command finds the reward model: the name of the run, which determines settings,
             split and policy; below the third level also `--checkpoint DIR` and `--data FILE`.
+        reach: `reach_of` the samples that were judged; None: what as many as are drawn reach where none tie.
     """
     policy = config.policy or PolicyConfig()
     if verdict["rung"] < 3:
@@ -180,9 +191,8 @@ def next_rung(verdict: Verdict, config: PipelineConfig, model: Sequence[str]) ->
     if verdict["status"] == "unclear":
         return _more_samples(config, policy, model)
     if verdict["status"] == "not_ready":  # it must not be optimised against
-        kl = _judgeable(config, policy).kl / 2
-        if policy.samples is None:
-            kl = min(kl, _reach(policy.samples_per_prompt))
+        reach = nominal_kl(policy.samples_per_prompt) if reach is None else reach
+        kl = max(LEAST_KL, min(config.readiness.planned_kl / 2, _shown(reach)))
         return {
             "rung": 3,
             "evidence": "a plan that stops earlier, or a reward model trained on more labels, judged again",

@@ -25,11 +25,10 @@ from rmcore.core.files import write_json
 from rmcore.core.progress import Report, report_left_out
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
-from rmcore.evaluation.uncertainty import MetricValue
 from rmcore.policy.confirmation import NOBODY_JUDGES, ServedGain, smallest_n, verdict_of_confirmation, wins_of_gain
 from rmcore.policy.judge import audited, judge_of
 from rmcore.policy.policy import Policy
-from rmcore.policy.sampling.best_of_n import nominal_kl, pooled_deviation
+from rmcore.policy.sampling.best_of_n import nominal_kl
 from rmcore.policy.stopping.pair_judges import (
     CALIBRATED,
     OrderedPairJudge,
@@ -154,7 +153,6 @@ def _record(
         },
         "clipped_share": gain.clipped_share,
         "doubt": gain.doubt,
-        "proxy": {"gain": _proxy_gain(rewards, best - other).to_dict()},
         "differences": gain.differences,
         "path": gain.path,
         "examples": table[EXAMPLE].head(SHOWN).to_dict("records"),
@@ -163,16 +161,6 @@ def _record(
     }
     record["verdict"] = verdict_of_confirmation(record)
     return record
-
-
-def _proxy_gain(rewards: np.ndarray, rises: np.ndarray) -> MetricValue:
-    """The gain of the reward that chose, in standard deviations within prompts; it decides nothing."""
-    if not (rewards != rewards[:, :1]).any():
-        return MetricValue(None, None, None, len(rises), "the reward model tells no two responses of a prompt apart")
-    value = float(rises.mean() / pooled_deviation(list(rewards)))
-    return MetricValue(
-        value, None, None, len(rises), "it is what the response was chosen by, and says nothing of the true reward"
-    )
 
 
 def _judge(settings: ConfirmationStage) -> PeopleJudge | ScoreJudge | OrderedPairJudge:

@@ -111,7 +111,6 @@ class _Order:
         return self._run(
             stages.ReadinessV2Stage(
                 evaluated=self.evaluate,
-                curvature=self._measured(CURVATURE),
                 overoptimization=self.overoptimization,
                 readiness=self.config.readiness,
                 judge=policy.verdict_judge,

@@ -1,8 +1,8 @@
 """Stage overoptimization: what choosing among the policy's samples by this reward model would do to the true reward.
 
 Scores the stored samples in one pass and measures best-of-n, the KL-regularised optimum and the parts of readiness
-that need samples. Writes `rewards.parquet`, `overoptimization.json`, `tables/`, a figure and `summary.json`. Without a
-judge's rewards only what needs none.
+that need samples. Writes `rewards.parquet`, `overoptimization.json`, a figure and `summary.json`. Without a judge's
+rewards only what needs none.
 """
 
 import json
@@ -18,7 +18,6 @@ import pandas as pd
 from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import DataError
 from rmcore.core.files import write_json
-from rmcore.core.printing import for_spreadsheets
 from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_key, prompt_text
@@ -75,7 +74,6 @@ def run(settings: OveroptimizationStage, out: Path, tracker: Tracker, report: Re
         "best_of_n": _choices(table),
         "judge": settings.judged_by,
     }
-    _write_chosen(table, out / "tables")
     if np.isfinite(table["gold"]).all():
         record |= _judged(settings, table, out / "figures")
         if given.get("unjudged"):
@@ -199,14 +197,6 @@ def _choices(table: pd.DataFrame) -> list[dict[str, float]]:
     ]
 
 
-def _write_chosen(table: pd.DataFrame, folder: Path) -> None:
-    """The sample of each prompt that the reward model likes best, for people to read."""
-    folder.mkdir(exist_ok=True)
-    chosen = table.loc[table.groupby("prompt_id", sort=False)["reward"].idxmax()]
-    shown = chosen[["prompt", "response", "reward", "gold"]].map(for_spreadsheets)
-    shown.to_csv(folder / "chosen_samples.csv", index=False)
-
-
 def _judged(settings: OveroptimizationStage, table: pd.DataFrame, folder: Path) -> dict[str, Any]:
     """Everything that needs the true reward."""
     rewards, gold = pools(table, "prompt_id", "reward"), pools(table, "prompt_id", "gold")
@@ -216,7 +206,6 @@ def _judged(settings: OveroptimizationStage, table: pd.DataFrame, folder: Path) 
             rewards,
             gold,
             method=method,
-            max_n=max(map(len, rewards)),
             planned_kl=settings.planned_kl,
             units=units,
             num_resamples=settings.num_resamples,
@@ -260,10 +249,8 @@ def _judged(settings: OveroptimizationStage, table: pd.DataFrame, folder: Path) 
     }
 
 
-def _worst(table: pd.DataFrame, plan: OptimizationPlan | None) -> list[dict[str, Any]]:
+def _worst(table: pd.DataFrame, plan: OptimizationPlan) -> list[dict[str, Any]]:
     """The prompts where the plan gains least, with the sample that the reward model likes best, for people to read."""
-    if plan is None:
-        return []
     best = table.loc[table.groupby("prompt_id", sort=False)["reward"].idxmax(), ["prompt", "response"]]
     known = best.assign(gain=np.array(plan.by_prompt, dtype=np.float64)).dropna(subset="gain")
     return known.nsmallest(WORST_SHOWN, "gain").to_dict("records")

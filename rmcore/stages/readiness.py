@@ -27,7 +27,7 @@ from rmcore.readiness.original_score import RLReadinessScorer
 from rmcore.readiness.verdict import verdict_on_labels
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.html.logged import logged_answers_figure
-from rmcore.stages.stages import CURVATURE, STAGES, ReadinessStage, ReadinessV2Stage
+from rmcore.stages.stages import CURVATURE, STAGES, ReadinessStage
 
 
 def run(settings: ReadinessStage, out: Path, tracker: Tracker, report: Report) -> None:
@@ -49,7 +49,7 @@ def run(settings: ReadinessStage, out: Path, tracker: Tracker, report: Report) -
     write_json(out / "summary.json", {"metrics": shown})
 
 
-def largest_eigenvalue(settings: ReadinessStage | ReadinessV2Stage) -> float | None:
+def largest_eigenvalue(settings: ReadinessStage) -> float | None:
     """Read the largest eigenvalue of the loss Hessian; None where it is undefined, or was not measured."""
     measured = settings.curvature
     if measured is None:

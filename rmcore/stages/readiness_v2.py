@@ -12,7 +12,6 @@ from rmcore.core.progress import Report
 from rmcore.core.tracking import Tracker
 from rmcore.policy.judge import audited
 from rmcore.readiness.readiness_v2 import Unseen, judge_v2
-from rmcore.stages.readiness import largest_eigenvalue
 from rmcore.stages.stages import ReadinessV2Stage
 
 FROM_PAIRS = ("pairwise_accuracy", "length_matched_accuracy", "ece_tempered_debiased")
@@ -30,9 +29,6 @@ def run(settings: ReadinessV2Stage, out: Path, tracker: Tracker, report: Report)
     if plan is not None:
         parts |= {"planned_gain": plan["gain"], "planned_fall": plan["fall"]}
     parts |= {name: metrics[name] for name in FROM_PAIRS if name in metrics}
-    why = None if settings.curvature is not None else "the curvature was not measured"
-    largest = largest_eigenvalue(settings)
-    parts["lambda_max"] = {"value": largest, "ci_low": None, "ci_high": None, "num": 0, "reason": why}
     judged = judge_v2(
         parts,
         settings.readiness,

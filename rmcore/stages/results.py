@@ -22,7 +22,7 @@ from rmcore.core.tracking import METRICS_FILE
 from rmcore.evaluation.comparison import on_common_pairs, paired_comparison
 from rmcore.evaluation.diagnosis import STUCK, UNDER_TRAINED, diagnose, diagnose_outcome
 from rmcore.readiness.next_step import Tried, best_of, held_out_by, next_step, record_of, so_far
-from rmcore.readiness.power import next_rung
+from rmcore.readiness.power import next_rung, reach_of
 from rmcore.readiness.verdict import verdict_on_policy, with_outcome
 from rmcore.reporting.runs import short_names
 from rmcore.reporting.schema import NextRung, PolicyResults, Results, StageResult, Training
@@ -118,7 +118,9 @@ def planned_step(name: str, results: Results, earlier: Mapping[str, Mapping[str,
     short = short_names([*records])
     verdict, config = results["verdict"], PipelineConfig.model_validate(results["config"])
     if verdict["rung"] > 2:  # it was tried on a policy, and those runs are not compared by labelled pairs
-        return next_rung(verdict, config, [short[name]])
+        tried = results["policy"]
+        reach = None if tried is None else reach_of(tried["overoptimization"], config.readiness.planned_optimizer)
+        return next_rung(verdict, config, [short[name]], reach=reach)
     runs = _chain({short[one]: record for one, record in records.items()}, held_out_by(config))
     best, told = best_of(runs), so_far(runs)
     more = next_step(runs) or next_rung(best.verdict, best.config, [best.name])

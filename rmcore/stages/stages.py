@@ -136,7 +136,6 @@ class ReadinessV2Stage(Judged):
     """The verdict where a policy is given, from its samples."""
 
     evaluated: ArtifactRef
-    curvature: ArtifactRef | None
     overoptimization: ArtifactRef
     readiness: ReadinessConfig
 

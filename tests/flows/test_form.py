@@ -7,13 +7,13 @@ from experiments.presets import DESCRIBED, PRESETS
 from flows.experiment import experiment
 from flows.form import is_made_up
 from flows.pipeline import pipeline
-from flows.policy import best_of_n, confirm, overoptimize, readiness, rlhf
+from flows.policy import best_of_n, confirm, readiness, rlhf
 from rmcore.core.errors import ConfigError, ModelError
 
 CONFIGURED = (pipeline, best_of_n, readiness, confirm, rlhf)
 
 
-@pytest.mark.parametrize("flow", [*CONFIGURED, experiment, overoptimize], ids=lambda flow: flow.name)
+@pytest.mark.parametrize("flow", [*CONFIGURED, experiment], ids=lambda flow: flow.name)
 def test_a_deployments_page_says_what_the_flow_does_and_draws_its_stages(flow):
     said = flow.description
     assert "──>" in said

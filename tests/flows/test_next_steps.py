@@ -136,12 +136,6 @@ def test_a_run_is_found_by_how_its_name_begins_and_is_not_named_twice(recorded, 
             started("readiness", "confirm", RUN, *words)
 
 
-def test_a_run_has_a_reward_model_and_none_is_trained_from_it(recorded, started):
-    recorded(JUDGED)
-    with pytest.raises(ConfigError, match="leave out --mode"):
-        started("rlhf", "--from", RUN, "--mode", "rm")
-
-
 def test_a_model_that_is_gone_is_said_with_the_command_that_trains_it_again(recorded, started):
     recorded(JUDGED).rmdir()
     with pytest.raises(ConfigError, match="rm-opt run --from"):

@@ -128,14 +128,6 @@ def test_there_is_a_cell_for_each_arm_and_seed(plan):
     assert found.due == list(found.cells)
 
 
-def test_finished_cells_are_not_due(plan, finish):
-    first, *rest = plan(declare()).cells
-    finish(first.cell)
-    found = plan(declare())
-    assert [one.state for one in found.cells] == ["cached", "run", "run", "run"]
-    assert [one.cell.label for one in found.due] == [one.cell.label for one in rest]
-
-
 def test_the_name_of_the_study_and_what_is_only_reported_change_no_cell(plan, finish):
     for one in plan(declare()).cells:
         finish(one.cell)
@@ -231,21 +223,6 @@ def test_the_content_of_every_arms_data_is_in_the_name(tmp_path, gold_pairs):
     assert key() != before
     write_pairs(gold_pairs[:10], file)
     assert key() == before
-
-
-def test_the_plan_of_a_run_tells_cached_stages_from_those_that_follow_a_change(store, tmp_path, finish, probed):
-    config = declare().base
-    stages = pipeline_stages(config)
-    finish(Cell("run", 0, config, stages))
-    whole, probed_now = plan_run(config, store, tmp_path)
-    assert [stage.ref is not None for stage in whole.stages] == [True] * len(stages)
-    assert probed_now == Probed()
-    changed, _ = plan_run(change_config(config, {"evaluate.num_resamples": 777}), store, tmp_path)
-    due = {stage.name: stage for stage in changed.stages if stage.ref is None}
-    assert list(due) == ["evaluate", "readiness"]  # curvature reads the training alone
-    assert "num_resamples" in due["evaluate"].why
-    assert due["readiness"].why == "follows evaluate"
-    assert due["evaluate"].seconds is not None
 
 
 def test_the_plan_is_printed_with_every_stage_its_state_and_what_it_would_take(

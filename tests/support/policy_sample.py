@@ -68,7 +68,6 @@ def served(num=128):
             "gain": known.gain().to_dict(), "unclipped_gain": known.unclipped().to_dict(),
             "win_rate": known.win_rate().to_dict(),
         },
-        "proxy": {"gain": {"value": 1.36, "ci_low": None, "ci_high": None, "num": num, "reason": "chosen by it"}},
         "examples": [{"prompt": "Sort | these\nnumbers.", "chosen": "1, 2 <b>", "other": "", "difference": 0.31}],
         "worst": [{"prompt": "Count to two.", "chosen": "Two.", "other": "One, two.", "difference": -4.5}],
     }  # fmt: skip

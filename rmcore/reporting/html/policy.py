@@ -24,18 +24,14 @@ REWARD_NAMES = {"proxy": "proxy reward", "gold": "true reward"}
 METHOD_NAMES = {"best_of_n": "best-of-n", "kl_optimum": "KL-regularised optimum"}
 PARTS = {
     **{name: METRICS[name].definition for name in ("on_policy_accuracy", "hard_accuracy")},
-    "win_rate_4": "how often the best of 4 beats another sample",
     "win_rate_16": "how often the best of 16 beats another sample",
-    "win_rate_64": "how often the best of 64 beats another sample",
     "planned_gain": "gain of the true reward at the planned KL (sd within prompts)",
     "gain_without_length": "that gain with length taken out of the judge's scores (their sd)",
     "gain_of_longest": "gain of choosing by length at the planned KL",
     "planned_fall": "gain at the planned KL minus the highest before it",
-    "length_correlation": "correlation of reward and length, given the judge",
     "pairwise_accuracy": "accuracy on labelled pairs",
     "length_matched_accuracy": "the same where both sides are about as long",
     "ece_tempered_debiased": "calibration error after temperature",
-    "lambda_max": "largest eigenvalue of the Hessian (weight zero)",
 }
 """Parts of readiness v2 in reading order, with what they are."""
 EMPTY = "(an empty answer)"
@@ -115,8 +111,8 @@ def _best_of_n_findings(sampling: Mapping[str, Any], record: Mapping[str, Any]) 
         "exceeded the reward model's length limit"
     ]
     lines += [f"{METHOD_NAMES[curve['method']]}: {curve_finding(curve)}" for curve in curves]
-    plan = curves[0]["plan"] if curves else None
-    if plan is not None:
+    if curves:
+        plan = curves[0]["plan"]
         lines.append(
             f"intervals of the gain of the true reward are over {plan['num_telling']} independent prompts that the "
             "judge tells apart, and assume that an unseen prompt loses at most as much as the worst judged sample, "
@@ -175,7 +171,6 @@ def _confirmed(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [
         (f"gain over a sample, {results['unit']}", number_or_reason(gold["gain"])),
         ("win rate over a sample", number_or_reason(gold["win_rate"])),
-        ("gain of the reward that chose it, sd", number_or_reason(results["proxy"]["gain"])),
         ("length in characters, and of a sample", f"{length['chosen']:.0f}, {length['other']:.0f}"),
         ("KL from the policy, nats, at most", f"{results['kl']:.2f}"),
         ("labels", f"{labels} ({results['num_prompts']} of {results['num_allowed']} prompts; {ended})"),
@@ -189,28 +184,6 @@ def _confirmed(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def curves_block(record: Mapping[str, Any]) -> Block:
-    """The curves of each proxy: what they show, and their points; the best one has a star."""
-    parts = []
-    for name, curves in record["proxies"].items():
-        for curve in curves:
-            setting = "n" if curve["method"] == "best_of_n" else "1 / β"
-            headings = (setting, "KL, nats", "proxy gain, sd", "gain of the true reward, sd (95 %)")
-            rows = [
-                (
-                    f"{point['setting']:.4g}",
-                    f"{point['kl']:.3f}",
-                    numbers.decimal(point["proxy"]["value"]),
-                    number_or_reason(point["gold"]) + " *" * (position == curve["best"]),
-                )
-                for position, point in enumerate(curve["points"])
-            ]
-            title = f"{name}, {METHOD_NAMES[curve['method']]}: {curve_finding(curve)}"
-            parts.append(Block(title, tables=(Table(headings, rows, left=()),)))
-    about = "Gains are in standard deviations within prompts."
-    return Block(f"Over-optimisation against {record['gold']}", text=(about,), parts=parts)
-
-
 def curve_finding(curve: Mapping[str, Any]) -> str:
     """Say in one sentence what a curve shows."""
     best, last = curve["points"][curve["best"]], curve["points"][-1]
@@ -220,7 +193,7 @@ def curve_finding(curve: Mapping[str, Any]) -> str:
     if curve["turned"]:
         lost = f"{-curve['fall']['value']:.2g} standard deviations lower"
         turn = f"the true reward turns: highest at {_at(curve, best)}, {lost} at {_at(curve, last)}"
-        return f"{turn}{_planned(curve.get('plan'))}"
+        return f"{turn}{_planned(curve['plan'])}"
     if bound(last["gold"], "ci_low") > 0:
         return f"no turn up to {_at(curve, last)}: the true reward gained {gained:.2g} standard deviations"
     return f"no turn up to {_at(curve, last)}, and no gain of the true reward that could be told from zero"
@@ -231,9 +204,9 @@ def _at(curve: Mapping[str, Any], point: Mapping[str, Any]) -> str:
     return f"n = {point['setting']:.0f} ({nats})" if curve["method"] == "best_of_n" else nats
 
 
-def _planned(plan: Mapping[str, Any] | None) -> str:
+def _planned(plan: Mapping[str, Any]) -> str:
     """The part of the highest gain that is left at the plan, which a verdict is about."""
-    if plan is None or plan["gain"]["value"] is None:
+    if plan["gain"]["value"] is None:
         return ""
     gain = numbers.with_interval(plan["gain"])
     return f"; at the planned {plan['kl']:g} nats it is {gain} standard deviations above the policy's own"

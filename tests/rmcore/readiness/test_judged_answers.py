@@ -154,20 +154,6 @@ def test_models_are_grouped_by_what_the_judge_tells_apart():
     assert ends(found["models"][0]["over_longest"])[0] > 0
 
 
-def test_a_model_that_knows_length_alone_is_told_apart_from_one_that_knows_more():
-    rng = np.random.default_rng(3)
-    lengths = [np.exp(rng.normal(size=8)) * 100 for _ in range(60)]
-    quality = [rng.normal(size=8) for _ in lengths]
-    judged = [np.log(pool) + own for pool, own in zip(lengths, quality, strict=True)]  # this judge likes length
-    almost = [pool * np.exp(0.05 * rng.normal(size=8)) for pool in lengths]
-    found = rank_models(["almost length", "more"], [almost, judged], judged, lengths, n=4, num_resamples=400)
-    own = {one["name"]: one for one in found["models"]}
-    assert ends(own["almost length"]["gain"])[0] > 0
-    assert ends(own["almost length"]["over_longest"])[0] <= 0 < ends(own["more"]["over_longest"])[0]
-    apart = own["more"]["gain"]["value"] - found["longest"]["gain"]["value"]
-    assert own["more"]["over_longest"]["value"] == pytest.approx(apart)
-
-
 @pytest.mark.slow
 def test_the_command_ranks_checkpoints_on_a_file(rm, tmp_path):
     from rmcore.cli.measure import readiness_app

@@ -59,7 +59,7 @@ def verdict(rng, taste, knows, num_prompts=60):
     rewards = list(knows * (quality + noise) + (1 - knows) * np.log(length))
     pools = JudgedPools(rewards, list(scored(quality, length, taste)), list(length))
     settings = {"num_resamples": NUM_RESAMPLES, "seed": 0}
-    plan = overoptimization(pools.rewards, pools.judged, max_n=SAMPLES, planned_kl=KL, **settings).plan
+    plan = overoptimization(pools.rewards, pools.judged, planned_kl=KL, **settings).plan
     parts = {name: value.to_dict() for name, value in on_policy_parts(pools, **settings).items()}
     parts |= {"planned_gain": plan.gain.to_dict(), "planned_fall": plan.fall.to_dict()}
     by_length = gains_by_length(pools, method="best_of_n", planned_kl=KL, **settings)

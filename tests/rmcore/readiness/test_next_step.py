@@ -142,17 +142,6 @@ def test_a_chain_of_steps_repeats_no_recipe_keeps_its_held_out_prompts_and_ends_
         )
 
 
-def test_a_step_that_did_harm_is_not_undone_by_a_step_but_left():
-    """Three passes, then one and a half, which are worse: no circle back to three."""
-    first = tried("a-1", epochs=3.0, gap=0.3)
-    assert step_of(first) == {"train.epochs": "1.5"}
-    second = tried("b-2", epochs=1.5, found=[UNDER_TRAINED], over_first=-0.04)
-    more = next_step([first, second])
-    assert shlex.split(more["command"])[3] == "a-1"
-    assert "train.epochs" not in changes(more)
-    assert "a-1, the first" in so_far([first, second])
-
-
 def test_a_recipe_counts_as_run_however_its_length_or_what_changes_no_outcome_was_set():
     first = tried("a-1", epochs=4.0, gap=0.3)
     assert step_of(first) == {"train.epochs": "2"}

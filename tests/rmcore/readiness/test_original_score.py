@@ -1,18 +1,15 @@
 """The original readiness score is what it was specified to be, flaws included, and never a verdict."""
 
-import json
 import math
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError
-from rmcore.readiness.original_score import DEFAULT_WEIGHTS, RLReadinessScorer
+from rmcore.readiness.original_score import RLReadinessScorer
 
 measurements = st.tuples(st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e6), st.floats(-1e3, 1e6))
-uniform = dict.fromkeys(DEFAULT_WEIGHTS, 0.25)
 
 
 @given(measurements)
@@ -59,14 +56,6 @@ def test_known_values_with_their_flaws_are_printed_with_advice_and_limits_and_no
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "band"), [(0.59999, "below 0.6"), (0.6, "0.6 to 0.8"), (0.8, "0.6 to 0.8"), (0.80001, "above 0.8")]
-)
-def test_band_boundaries(accuracy, band):
-    only_accuracy = RLReadinessScorer(uniform | {"accuracy": 1, "calibration": 0, "stability": 0, "landscape": 0})
-    assert only_accuracy.compute_score(accuracy, 0, 0, 0).band == band
-
-
-@pytest.mark.parametrize(
     ("values", "word"),
     [
         ((0.69, 0.1, 2.0, 200.0), "accuracy"),
@@ -88,44 +77,5 @@ BAD = [(place, bad) for place in range(4) for bad in (math.nan, -math.inf, "0.5"
 def test_values_that_are_not_finite_numbers_or_out_of_range_are_refused(place, bad):
     values = [0.8, 0.05, 1.0, 100.0]
     values[place] = bad
-    with pytest.raises(ConfigError, match="a finite number" + (" from 0" if place < 3 else "")):
+    with pytest.raises(ConfigError, match="a finite number from"):
         RLReadinessScorer().compute_score(*values)
-
-
-@pytest.mark.parametrize(
-    "weights",
-    [
-        {},
-        uniform | {"other": 0.0},
-        uniform | {"accuracy": -0.25, "landscape": 0.75},
-        uniform | {"accuracy": math.nan},
-        uniform | {"accuracy": 0.250002},
-        [0.25] * 4,
-    ],
-)
-def test_bad_weights_are_refused(weights):
-    with pytest.raises(ConfigError):
-        RLReadinessScorer(weights)
-
-
-def test_a_score_of_curvature_alone_needs_it():
-    only = RLReadinessScorer(dict.fromkeys(uniform, 0) | {"landscape": 1})
-    with pytest.raises(ConfigError, match="no curvature was measured"):
-        only.compute_score(0.8, 0.05, 1.0, None)
-
-
-@pytest.mark.slow
-@given(st.lists(st.floats(0.01, 1), min_size=4, max_size=4), measurements)
-def test_any_weights_that_sum_to_one_are_used_in_their_own_place(raw, values):
-    weights = dict(zip(reversed(DEFAULT_WEIGHTS), (weight / sum(raw) for weight in raw), strict=True))
-    report = RLReadinessScorer(weights).compute_score(*values)
-    expected = sum(weights[name] * getattr(report, f"{name}_score") for name in weights)
-    assert report.overall_score == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
-def test_the_record_is_json_and_numpy_numbers_are_welcome():
-    report = RLReadinessScorer().compute_score(np.float32(0.5), np.float64(0.2), np.float32(3), np.int64(300))
-    record = report.to_dict()
-    assert json.loads(json.dumps(record)) == record
-    assert (record["version"], record["band"]) == ("v1", "below 0.6")
-    assert len(record["recommendations"]) == 4

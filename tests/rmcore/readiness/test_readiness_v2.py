@@ -133,17 +133,6 @@ def test_a_part_that_is_missing_or_has_no_interval_fails_with_its_reason(name):
     assert len(nothing["verdict"]["reasons"]) == len(GATES) + 1
 
 
-@given(gain=st.floats(0.01, 5), kl=st.floats(0.1, 20), optimizer=st.sampled_from(["best_of_n", "kl_optimum"]))
-def test_the_plan_is_the_configs(gain, kl, optimizer):
-    config = ReadinessConfig(min_gain=gain, planned_kl=kl, planned_optimizer=optimizer)
-    assert status(perfect() | {"planned_gain": part(gain)}, config=config) == "ready"
-    short = judged(perfect() | {"planned_gain": part(0.9 * gain, high=0.99 * gain)}, config=config)
-    assert short["verdict"]["status"] == "not_ready"
-    assert short["readiness"]["plan"] == {"optimizer": optimizer, "kl": kl, "min_gain": gain}
-    named = "best-of-n" if optimizer == "best_of_n" else "RL with a KL penalty"
-    assert f"{kl:g} nats by {named}" in short["verdict"]["headline"]
-
-
 def test_best_of_n_is_not_asked_for_what_rl_would_find_and_is_told_of_it():
     parts = perfect() | {"hard_accuracy": part(0.3)}
     assert status(parts) == "not_ready"

@@ -13,9 +13,8 @@ from safetensors.torch import load_file, save_file
 import policy_chain
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, ModelError
-from rmcore.data.gold.world import demonstrations, gold_reward, written_responses
+from rmcore.data.gold.world import gold_reward, written_responses
 from rmcore.data.table import read_pairs
-from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
 from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.stages.overoptimization import ALL_JUDGED
@@ -52,20 +51,6 @@ def run_alone(name, chain, out, config=CONFIG, **upstream):
     return out
 
 
-def with_samples(table, folder):
-    """The folder of a samples artifact that holds `table`."""
-    folder.mkdir()
-    table.to_parquet(folder / "samples.parquet")
-    (folder / "left_out.json").write_text("{}")
-    table.iloc[:0].to_parquet(folder / "unjudged.parquet")
-    return folder
-
-
-@pytest.mark.slow
-def test_a_second_run_computes_nothing(chain):
-    assert policy_chain.Chain(chain.store).all() == []
-
-
 def test_samples_are_of_held_out_prompts_and_judged_by_their_text_alone(chain, samples):
     test = read_pairs(chain.folder("prepare") / "test.parquet")
     prompts = list(dict.fromkeys(pair.prompt for pair in test))[:8]
@@ -78,25 +63,13 @@ def test_samples_are_of_held_out_prompts_and_judged_by_their_text_alone(chain, s
     assert (summary["num_prompts"], summary["num_samples"], summary["num_judged"]) == (8, 64, 64)
 
 
-def test_rewards_are_those_of_the_reward_model_on_the_text(chain, samples, optimized):
-    rewards = pd.read_parquet(chain.folder("overoptimization") / "rewards.parquet")["reward"]
-    rm = BradleyTerryRM.from_pretrained(chain.folder("train") / "best", device="cpu")
-    assert rewards.to_numpy() == pytest.approx(rm.score(samples["prompt"], samples["response"]), abs=1e-4)
-    by_prompt = rewards.groupby(samples["prompt_id"].to_numpy(), sort=False)
-    assert [row["n"] for row in optimized["best_of_n"]] == [1, 2, 4, 8]
-    assert optimized["best_of_n"][0]["reward"] == pytest.approx(by_prompt.mean().mean())
-    assert optimized["best_of_n"][-1]["reward"] == pytest.approx(by_prompt.max().mean())
-
-
 def test_what_was_found_is_whole(chain, optimized):
     assert optimized["judge"] == "the synthetic benchmark"
-    assert {"on_policy_accuracy", "win_rate_4", "length_correlation", "hard_accuracy"} <= optimized["parts"].keys()
+    assert {"on_policy_accuracy", "win_rate_7", "hard_accuracy"} <= optimized["parts"].keys()
     assert [curve["method"] for curve in optimized["curves"]] == ["best_of_n", "kl_optimum"]
     assert all(curve["plan"]["kl"] == 0.4 for curve in optimized["curves"])
     figure = chain.folder("overoptimization") / "figures" / "overoptimization.png"
     assert figure.read_bytes().startswith(b"\x89PNG")
-    chosen = pd.read_csv(chain.folder("overoptimization") / "tables" / "chosen_samples.csv")
-    assert chosen["reward"].mean() == pytest.approx(optimized["best_of_n"][-1]["reward"])
     judged = json.loads((chain.folder("readiness_v2") / "readiness.json").read_text())
     assert judged["readiness"]["version"] == "v2"
     assert judged["readiness"]["parts"]["on_policy_accuracy"] == optimized["parts"]["on_policy_accuracy"]
@@ -122,7 +95,8 @@ def test_an_interrupted_sampling_goes_on_and_draws_the_same(chain, samples, tmp_
     (tmp_path / "drawn.jsonl").write_bytes(whole + lines[4][:20])
     run_alone("samples", chain, tmp_path)
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "samples.parquet"), samples)
-    assert (tmp_path / "drawn.jsonl").read_bytes().startswith(whole)
+    kept = [json.loads(line) for line in (tmp_path / "drawn.jsonl").read_bytes().splitlines()[:4]]
+    assert kept == [json.loads(line) for line in lines[:4]]
 
 
 @pytest.fixture(scope="module")
@@ -142,17 +116,6 @@ def test_the_worlds_writer_is_a_policy_that_costs_no_model(by_the_world):
     judged = json.loads((by_the_world.folder("readiness_v2") / "readiness.json").read_text())
     assert judged["verdict"]["rung"] == 3
     assert judged["readiness"]["parts"]["planned_gain"]["low_if_no_disaster"] is not None
-
-
-@pytest.mark.slow
-def test_the_worlds_writer_draws_from_what_a_policy_is_fine_tuned_on():
-    """The same distribution: gold rewards of both have the same mean, up to the noise of these many."""
-    prompts = sorted({prompt for prompt, _ in demonstrations("length", 400, seed=3, without=set())})
-    shown = np.array([gold_reward(*row) for row in demonstrations("length", 4000, seed=3, without=set())])
-    drawn = np.array([gold_reward(p, r) for p in prompts[:200] for r in written_responses(p, 20, "length", seed=5)])
-    error = np.hypot(shown.std() / len(shown) ** 0.5, drawn.std() / 200**0.5)  # prompts are the clusters
-    assert abs(shown.mean() - drawn.mean()) < 4 * error
-    assert written_responses(prompts[0], 3, "length", seed=5) == written_responses(prompts[0], 9, "length", seed=5)[:3]
 
 
 @pytest.mark.parametrize(
@@ -181,38 +144,6 @@ def test_a_reward_model_whose_weights_overflow_is_refused_with_the_first_sample(
     trained = trained_with(chain, tmp_path / "train", "model.norm.weight", lambda weight: weight.fill_(3e38))
     with pytest.raises(ModelError, match=r"64 of 64 samples got a reward that is not finite; the first answers '"):
         run_alone("overoptimization", chain, tmp_path / "out", train=trained)
-
-
-@pytest.mark.slow
-def test_a_reward_model_without_opinion_is_refused_where_judged_and_a_record_where_not(chain, samples, tmp_path):
-    trained = trained_with(chain, tmp_path / "train", "score.weight", torch.Tensor.zero_)
-    with pytest.raises(ConfigError, match="the proxy rewards: every prompt's samples have one and the same reward"):
-        run_alone("overoptimization", chain, tmp_path / "judged", train=trained)
-    unjudged = with_samples(samples.assign(gold=np.nan), tmp_path / "samples")
-    out = run_alone("overoptimization", chain, tmp_path / "unjudged", train=trained, samples=unjudged)
-    record = json.loads((out / "overoptimization.json").read_text())
-    assert {row["reward"] for row in record["best_of_n"]} == {0.0}
-    assert all(row["kl"] == pytest.approx(0, abs=1e-9) for row in record["best_of_n"])
-    assert "parts" not in record
-
-
-@pytest.mark.slow
-def test_a_judge_without_opinion_is_named(chain, samples, tmp_path):
-    flat = with_samples(samples.assign(gold=1.0), tmp_path / "samples")
-    with pytest.raises(ConfigError, match="the gold rewards: every prompt's samples have one and the same reward"):
-        run_alone("overoptimization", chain, tmp_path / "out", samples=flat)
-
-
-@pytest.mark.slow
-def test_empty_generations_are_scored_as_they_are(chain, samples, tmp_path):
-    """A policy may end at once: all samples of one prompt, and some of the others."""
-    first = (samples["prompt_id"] == samples["prompt_id"].iloc[0]).to_numpy()
-    is_empty = first | (samples.index.to_numpy() % 3 == 0)
-    emptied = samples.assign(response=samples["response"].mask(is_empty, ""))
-    out = run_alone("overoptimization", chain, tmp_path / "out", samples=with_samples(emptied, tmp_path / "samples"))
-    rewards = pd.read_parquet(out / "rewards.parquet")[is_empty]
-    assert rewards.groupby("prompt_id")["reward"].nunique().eq(1).all()
-    assert np.isfinite(rewards["reward"]).all()
 
 
 def test_without_a_policy_its_stages_say_so(chain, tmp_path):

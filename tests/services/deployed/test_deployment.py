@@ -27,7 +27,7 @@ from tasks.local_services import HOME_MARK
 
 pytestmark = pytest.mark.services
 FLOWS = (
-    "pipeline", "experiment", "best-of-n", "overoptimize", "readiness", "confirm", "rlhf",
+    "pipeline", "experiment", "best-of-n", "readiness", "confirm", "rlhf",
 )  # fmt: skip
 CONFIGURED = ["pipeline", "best-of-n", "readiness", "confirm", "rlhf"]
 MATRIX = {"experiment": "baseline", "size": "smoke", "seeds": 1}
@@ -198,7 +198,6 @@ FORMS = {
     ],
     "experiment": ["which question: baseline, ablation", "replicates of every arm"],
     "best-of-n": ["in place of a training", "samples of each prompt"],
-    "overoptimize": ["column of the true reward", "largest n of best-of-n"],
     "readiness": ["nats that the policy will be moved by"],
     "confirm": ["other prompts, at most, that best-of-n is served on"],
     "rlhf": ["Weight of the KL penalty", "a checkpoint folder"],

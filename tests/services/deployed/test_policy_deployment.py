@@ -8,8 +8,6 @@ import json
 import shlex
 from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from rmcore.config.data import GoldConfig
@@ -78,20 +76,6 @@ def test_best_of_n_as_a_command_computes_nothing_again_and_shows(command, with_p
         assert words in said
 
 
-def test_readiness_v2_judges_the_same_samples(command, with_policy, drawn):
-    outcome, said = command.outcome("readiness", "policy", "--policy", "sft", "--preset", "smoke", config=with_policy)
-    assert outcome["executed"] == []
-    found = outcome["results"]
-    assert found["readiness"]["version"] == "v2"
-    assert found["verdict"]["headline"] in said
-    open_or_failed = sum(not check["passed"] for check in found["gate"])
-    assert said.count("✗ fail") + said.count("? undecided") == open_or_failed > 0  # six steps make no reward model
-    # Other tests may have measured checkpoints of their own in the same home.
-    optimized = command.services.home.glob("store/overoptimization/*/overoptimization.json")
-    measured = [json.loads(one.read_text())["parts"]["length_correlation"] for one in optimized]
-    assert found["readiness"]["parts"]["length_correlation"] in measured
-
-
 def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(command, with_policy, drawn):
     """Without one it is judged on labelled pairs: see the tests of the pipeline."""
     outcome, _ = command.outcome("run", "--preset", "smoke", config=with_policy)
@@ -153,28 +137,6 @@ def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(command, w
     assert "which is unknown for" in " ".join(done.stderr.split())
     assert "policy.samples" in done.stderr
     assert command.made() == before
-
-
-def test_overoptimize_draws_a_curve_for_each_proxy_of_a_file_under_the_name_that_was_given(services, tmp_path):
-    rng = np.random.default_rng(0)
-    gold = rng.normal(size=400)
-    rows = {"prompt": np.repeat(np.arange(20), 20), "judge": gold, "good": gold + rng.normal(size=400), "bad": -gold}
-    pd.DataFrame(rows).to_parquet(tmp_path / "samples.parquet")
-    parameters = {
-        "samples": str(tmp_path / "samples.parquet"),
-        "proxies": ["good", "bad"],
-        "max_n": 16,
-        "study": "file",
-    }
-    answer = services.trigger(parameters, "overoptimize", name="My first try")
-    run = services.wait(answer.raise_for_status().json()["id"])
-    assert (run["state_type"], run["name"]) == ("COMPLETED", "My first try"), run["state"]
-    found = files(services, "file", "figures")
-    assert found == {"figures/overoptimization_good.png", "figures/overoptimization_bad.png"}
-    [told] = [text for text in services.artifacts(run["id"]) if "Over-optimisation" in text]
-    assert services.edges(run["id"]) == {"curves": set(), "report": {"curves"}}
-    assert "falls from the start" in services.report(run["id"])
-    assert "falls from the start" in next(line for line in told.splitlines() if "bad, best-of-n" in line)
 
 
 def test_a_policy_is_trained_from_the_form_and_its_curves_are_in_mlflow(services, with_policy, drawn):
