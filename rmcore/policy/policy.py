@@ -32,7 +32,6 @@ from rmcore.models.loading import (
     resolve_model,
 )
 from rmcore.serving.vllm_process import EngineDtype
-from rmcore.serving.weight_files import folder_digest
 
 _TEMPLATE = "the policy's chat template"
 TEXT_PATTERNS = ["*.json", "*.jinja", "*.txt", "*.model", "*.py"]
@@ -94,14 +93,6 @@ class Policy:
         if self.hub_name is not None:
             fetch_snapshot(self.hub_name, WEIGHT_PATTERNS, revision=self.folder.name)
         return self.folder
-
-    def digest(self) -> str:
-        """sha256 in 64 hex digits over the files that make the policy; every byte of the weights is read.
-
-        Raises:
-            ModelError: files are missing.
-        """
-        return folder_digest(self.weights())
 
     def compute_dtype(self, device_type: str) -> EngineDtype:
         """Choose the dtype of sampling: float32 on a CPU or where the weights are stored so, else bfloat16."""

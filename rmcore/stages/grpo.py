@@ -3,8 +3,7 @@
 Starts a vLLM where it is to draw the samples, and the reward server where vLLM is to score; trains once a seed
 (`seed_N/`, from which an interrupted run continues) and measures on held-out prompts on the way. Writes `model/` (the
 policy of the first seed, or with a watch of the first that kept a trained one), `progress.parquet`, `rollouts.parquet`,
-`samples.parquet`, `parity.parquet` where vLLM drew, `rlhf.json`, `figures/rlhf.png`, with a watch `figures/watch.png`,
-and `summary.json`.
+`samples.parquet`, `rlhf.json`, `figures/rlhf.png`, with a watch `figures/watch.png`, and `summary.json`.
 """
 
 import json
@@ -35,7 +34,6 @@ from rmcore.policy.grpo.servers import reward_server, rollout_server
 from rmcore.policy.grpo.training_run import (
     FINISHED,
     MODEL_FOLDER,
-    PARITY,
     PROGRESS,
     ROLLOUTS,
     SAMPLES,
@@ -46,7 +44,6 @@ from rmcore.policy.judge import GoldJudge, audited, judge_of, readable_rewards
 from rmcore.policy.policy import Policy, load_weights
 from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, PeopleJudge, pair_judge_of
-from rmcore.policy.stopping.watch import CANDIDATES
 from rmcore.reporting.figures.style import save
 from rmcore.reporting.html.rlhf import rlhf_curves_figure, watch_figure
 from rmcore.stages.measurement import load_trained
@@ -113,7 +110,7 @@ def _watched(settings: GrpoStage, policy: Policy, judge: Judge | None) -> dict[s
         raise ConfigError(NOBODY_WATCHES)
     prepared, final = settings.prepared.folder, watch.final_labels // asked.labels_per_pair
     if settings.is_gold:
-        used = watch.labels // asked.labels_per_pair * CANDIDATES + CALIBRATED
+        used = watch.labels // asked.labels_per_pair + CALIBRATED
         drawn = new_prompts(prepared, used + final, f"watched prompts {settings.seed}")
         prompts, fresh = drawn[:used], drawn[used:]
     else:
@@ -122,11 +119,10 @@ def _watched(settings: GrpoStage, policy: Policy, judge: Judge | None) -> dict[s
         final = min(final, len(left) // 3)
         fresh, prompts = left[:final], left[final:]
 
-    def make(folder: Path, seed: int, reward: LocalReward) -> HackStop:
+    def make(folder: Path, seed: int) -> HackStop:
         return HackStop(
             prompts,
             asked,
-            reward,
             folder,
             settings=watch,
             every=rlhf.measure_every,
@@ -203,11 +199,10 @@ def _collect(settings: GrpoStage, out: Path, judge: str, rewards: str) -> dict[s
             for number, place in enumerate(seeds)
             for row in read_json_lines(place / name)
         ]
-        for name in (PROGRESS, SAMPLES, ROLLOUTS, PARITY)
+        for name in (PROGRESS, SAMPLES, ROLLOUTS)
     }
     for name, of_all in rows.items():
-        if of_all or name != PARITY:
-            pd.DataFrame(of_all).to_parquet(out / Path(name).with_suffix(".parquet"))
+        pd.DataFrame(of_all).to_parquet(out / Path(name).with_suffix(".parquet"))
     ends = [json.loads((place / FINISHED).read_text(encoding="utf-8")) for place in seeds]
     # The first seed's, or where that went back to its start the first one's that did not.
     saved = next((number for number, end in enumerate(ends) if end["watch"] and end["watch"]["kept_step"]), 0)
@@ -220,12 +215,13 @@ def _collect(settings: GrpoStage, out: Path, judge: str, rewards: str) -> dict[s
     curve = curve_of(progress[progress["step"].isin(common)], **numbers)
     seconds, measuring = (sum(end[name] for end in ends) for name in ("seconds", "measuring_seconds"))
     watches = [end["watch"] for end in ends]
+    parity = parity_of([row for end in ends for row in end["parity"]])
     final = None if trained.watch is None else final_of(watches, **numbers)
     return {
         "rewards": rewards,
         "several": rewards_of(rows[ROLLOUTS], trained.more_rewards),
-        "rollouts": "vllm" if rows[PARITY] else "generate",
-        "parity": parity_of(rows[PARITY]),
+        "rollouts": "generate" if parity is None else "vllm",
+        "parity": parity,
         "judge": "people" if trained.watch is not None and trained.watch.people is not None else judge,
         **trained.model_dump(
             include={"num_seeds", "prompts_per_step", "group_size", "learning_rate", "loss", "kl_beta"}

@@ -46,7 +46,7 @@ def look(number, seed, turns):
     return {
         "number": number, "step": 5 * number, "kl": 3.21 * done**1.4, "reference": max(0, number - 3), "num_pairs": 37,
         "difference": 0.171 - 0.31 * done * turns, "error": 0.183, "gained": 2.1 * done, "stopped": 4.2 * done * turns,
-        "turned": 3.31 * done * turns - 0.4, "needed": 2.9957, "needed_to_stop": 3.6889,
+        "turned": 3.31 * done * turns - 0.4, "needed": 2.9957,
         "best": min(number, 4), "gains": gains,
         "action": "stop" if ends else "go_on",
         "reason": "the true reward has stopped gaining; back to step 20" if ends else "nothing is shown yet",
@@ -99,8 +99,7 @@ def record(*, judged=True, num_seeds=3, num_points=9, watched=None, rewards=1):
         "several": several(num_points) if rewards > 1 else None,
         "rollouts": "vllm",
         "parity": {
-            "num_steps": 120, "num_tokens": 345678, "mean_difference": 0.0123, "max_difference": 1.57,
-            "truncated_share": 0.0041,
+            "num_steps": 120, "mean_difference": 0.0123, "max_difference": 1.57,
         },
         "judge": "the <gold> world" if judged else "nobody",
         "num_seeds": num_seeds, "num_steps": 40, "prompts_per_step": 8, "group_size": 6, "learning_rate": 1e-4,

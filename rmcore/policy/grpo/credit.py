@@ -10,10 +10,9 @@ A number that is missing or not finite is refused, never replaced: one NaN would
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
-from typing import Any, ClassVar, Literal, Protocol, TypeGuard, get_args
+from typing import Any, Literal, Protocol, get_args
 
 from rmcore.core.errors import ConfigError, DataError
 from rmcore.serving.scorer import Rollout
@@ -23,11 +22,7 @@ _WEIGHTS = {"weighted": "the w of w * s + (1 - w) * b, in [0, 1]", "bonus": "the
 
 
 class CreditAssigner(Protocol):
-    """Gives each rollout its credit."""
-
-    @property
-    def normalized(self) -> bool:
-        """Whether credits are already normalised within a group of rollouts of one prompt."""
+    """Gives each rollout its credit, not normalised within the rollouts of one prompt: TRL does that."""
 
     def assign(self, rollouts: Sequence[Rollout]) -> list[float]:
         """Credits of N rollouts in their order: (N,), finite. The rollouts stay as they are.
@@ -46,18 +41,14 @@ class LengthCredit:
 
     per_token: float
     key: str = "num_tokens"
-    normalized: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if not (_is_number(self.per_token) and self.per_token >= 0):
             raise ConfigError(f"per_token={self.per_token!r:.60}: a price is subtracted; take a finite number >= 0.")
 
     def assign(self, rollouts: Sequence[Rollout]) -> list[float]:
-        """See CreditAssigner. A negative number of tokens is a DataError too."""
+        """See CreditAssigner."""
         tokens = _read(rollouts, self.key, "Let what draws the rollouts write there how many tokens the policy wrote.")
-        for index, count in enumerate(tokens):
-            if count < 0:
-                raise DataError(f"{_name(rollouts, index)} has {count:g} from meta[{self.key!r}], which is no count.")
         return _checked([-self.per_token * count for count in tokens], rollouts, "LengthCredit", "Lower per_token.")
 
 
@@ -87,13 +78,9 @@ class RewardModelCreditAssigner:
             raise ConfigError(f"{asked}, inner={self.inner!r:.40}: replace would ignore an inner, a join needs one.")
         if needs is None and self.weight is not None:
             raise ConfigError(f"{asked} would ignore weight={self.weight!r:.40}: leave it out, or name another mode.")
-        if needs and not (_is_number(self.weight) and (self.mode == "bonus" or 0 <= self.weight <= 1)):
+        is_number = self.weight is not None and _is_number(self.weight)
+        if needs and not (is_number and (self.mode == "bonus" or 0 <= (self.weight or 0) <= 1)):
             raise ConfigError(f"weight={self.weight!r:.60}: {asked} needs {needs}. There is no default.")
-
-    @property
-    def normalized(self) -> bool:
-        """The inner's; False without one."""
-        return self.inner is not None and self.inner.normalized
 
     def assign(self, rollouts: Sequence[Rollout]) -> list[float]:
         """See CreditAssigner. Scores are checked before the inner is asked, which may be costly."""
@@ -102,21 +89,16 @@ class RewardModelCreditAssigner:
         )
         if self.inner is None:
             return scores
-        joined = [self._join(b, s) for b, s in zip(_ask(self.inner, rollouts), scores, strict=True)]
+        name, values = type(self.inner).__name__, self.inner.assign(rollouts)
+        if len(values) != len(rollouts):
+            raise DataError(f"{name} gave {len(values)} values for {len(rollouts)} rollouts; let it give one for each.")
+        values = _checked(values, rollouts, name, "Let its assign give finite numbers.")
+        joined = [self._join(b, s) for b, s in zip(values, scores, strict=True)]
         return _checked(joined, rollouts, f"mode={self.mode!r}", "Bring both values to a smaller unit.")
 
     def _join(self, b: float, s: float) -> float:
         w = 0.0 if self.weight is None else float(self.weight)
         return {"add": b + s, "multiply": b * s, "weighted": w * s + (1 - w) * b, "bonus": b + w * s}[self.mode]
-
-
-def require_raw(assigner: CreditAssigner) -> None:
-    """Raise a ConfigError if credits are normalised already, which a trainer asks that does so itself."""
-    if assigner.normalized:
-        raise ConfigError(
-            f"TRL's GRPO normalises within the group itself: {type(assigner).__name__} gives credits that already are, "
-            "and a second time changes the weight of what was joined to them. Let it give them as they are."
-        )
 
 
 def _read(rollouts: Sequence[Rollout], key: str, remedy: str) -> list[float]:
@@ -126,13 +108,6 @@ def _read(rollouts: Sequence[Rollout], key: str, remedy: str) -> list[float]:
     return _checked([rollout.meta[key] for rollout in rollouts], rollouts, f"meta[{key!r}]", remedy)
 
 
-def _ask(inner: CreditAssigner, rollouts: Sequence[Rollout]) -> list[float]:
-    name, values = type(inner).__name__, inner.assign(rollouts) if rollouts else []
-    if len(values) != len(rollouts):
-        raise DataError(f"{name} gave {len(values)} values for {len(rollouts)} rollouts; let it give one for each.")
-    return _checked(values, rollouts, name, "Let its assign give finite numbers.")
-
-
 def _checked(values: Sequence[Any], rollouts: Sequence[Rollout], source: str, remedy: str) -> list[float]:
     for index, value in enumerate(values):
         if not _is_number(value):
@@ -140,14 +115,12 @@ def _checked(values: Sequence[Any], rollouts: Sequence[Rollout], source: str, re
     return [float(value) for value in values]
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
-    with suppress(OverflowError):  # of an integer beyond any float
-        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
-    return False
+def _is_number(value: Any) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _name(rollouts: Sequence[Rollout], index: int) -> str:
-    steps, meta = rollouts[index].steps, rollouts[index].meta
+    steps = rollouts[index].steps
     prompt = steps[0].prompt if steps else ""
     text = prompt if isinstance(prompt, str) else " ".join(turn.message().text for turn in prompt)
-    return f"rollout {index} of the list (prompt {text!r:.60}, meta of {list(meta)})"
+    return f"rollout {index} of the list (prompt {text!r:.60}, meta of {list(rollouts[index].meta)})"

@@ -14,7 +14,7 @@ from rmcore.data.pair import Prompt
 from rmcore.judging.judge import Judge
 from rmcore.models.checks import refuse_not_finite
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.policy.grpo.credit import RewardModelCreditAssigner, require_raw
+from rmcore.policy.grpo.credit import RewardModelCreditAssigner
 from rmcore.policy.policy import Policy, quoted
 from rmcore.serving.scorer import Rollout, Step
 
@@ -115,9 +115,6 @@ class GroupReward:
         wait_seconds: how long a scorer that is away or fails is waited for.
         further: rewards next to that credit, which TRL gets from `functions`.
         record: sees every step's rollouts.
-
-    Raises:
-        ConfigError: the credit is normalised within groups already.
     """
 
     __name__ = "reward"
@@ -133,7 +130,6 @@ class GroupReward:
         further: Sequence[Judge] = (),
         record: Record | None = None,
     ) -> None:
-        require_raw(credit)
         self.policy, self.prompts, self.scorer, self.credit = policy, prompts, scorer, credit
         self.wait_seconds, self.further, self.record = wait_seconds, further, record
         self._of_further: list[list[float]] = []

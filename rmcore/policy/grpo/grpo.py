@@ -15,8 +15,7 @@ secretly brings you off-policy RL training; Ionides 2008).
 
 import sys
 import warnings
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,25 +41,6 @@ HIGHEST_WEIGHT = 3.0
 """Where the weights of tokens are cut; TRL's default."""
 
 
-@dataclass(frozen=True, slots=True)
-class Parity:
-    """Log-probabilities of one step's sampled tokens: the trainer's, before its update, against vLLM's.
-
-    step: counts from 1.
-    weight_version: how many publications vLLM had taken; it counts from 0 in each process.
-    num_tokens: that were drawn.
-    mean_difference, max_difference: absolute, in nats a token.
-    truncated_share: of the tokens, those whose weight was cut to its bound.
-    """
-
-    step: int
-    weight_version: int
-    num_tokens: int
-    mean_difference: float
-    max_difference: float
-    truncated_share: float
-
-
 class VllmRollouts:
     """Draws the samples of each step for one trainer of TRL.
 
@@ -69,7 +49,6 @@ class VllmRollouts:
         prompt_ids: token ids of every prompt, by what TRL hands over of it (`prompt_key`).
         seed: of the sampling; the same seed and step ask for the same samples.
         temperature, max_new_tokens: of the sampling.
-        record: called with each step's parity.
     """
 
     def __init__(
@@ -80,10 +59,9 @@ class VllmRollouts:
         seed: int,
         temperature: float,
         max_new_tokens: int,
-        record: Callable[[Parity], None] | None = None,
     ) -> None:
         self.served, self.prompt_ids, self.seed = served, prompt_ids, seed
-        self.temperature, self.max_new_tokens, self.record = temperature, max_new_tokens, record
+        self.temperature, self.max_new_tokens = temperature, max_new_tokens
         self._trainer: Any = None
         self._published: int | None = None
         """Step of the weights that are served; None: those of another training, or none of ours."""
@@ -97,15 +75,6 @@ class VllmRollouts:
         trainer.use_vllm = True
         trainer.vllm_generation = self
         trainer._last_loaded_step = -1  # of the first step too, where a training resumes
-        generate = trainer._generate_and_score_completions
-
-        def measured(inputs: Any) -> Any:
-            output = generate(inputs)
-            if self.record is not None:
-                self.record(self._parity(output))
-            return output
-
-        trainer._generate_and_score_completions = measured
 
     def sync_weights(self) -> None:
         """Publish the trainer's weights, unless those of this step are served already. TRL calls it once a step.
@@ -141,19 +110,6 @@ class VllmRollouts:
             "logprobs": [one.log_probs for group in drawn for one in group],
         }
 
-    def _parity(self, output: Mapping[str, Any]) -> Parity:
-        """Compare what TRL has computed of one step's tokens: tensors (N, T) and their mask."""
-        drawn = output["completion_mask"].bool()
-        log_ratio = (output["old_per_token_logps"] - output["sampling_per_token_logps"])[drawn].double()
-        return Parity(
-            self._trainer.state.global_step + 1,
-            self.served.version,
-            log_ratio.numel(),
-            float(log_ratio.abs().mean()),
-            float(log_ratio.abs().max()),
-            float((torch.exp(log_ratio) > HIGHEST_WEIGHT).double().mean()),
-        )
-
 
 def prompt_key(prompt: Any) -> Any:
     """Give what tells prompts apart in the form that TRL hands them over: text, or turns as dicts."""
@@ -177,7 +133,6 @@ def make_grpo_with_rm(
     wait_seconds: float = WAIT_SECONDS,
     callbacks: Sequence[TrainerCallback] = (),
     record: Record | None = None,
-    record_parity: Callable[[Parity], None] | None = None,
 ) -> Any:
     """A `trl.GRPOTrainer` whose rewards come from a reward model; call its `train`.
 
@@ -206,10 +161,9 @@ def make_grpo_with_rm(
         wait_seconds: how long a step waits for a scorer that is away or fails before the training stops.
         callbacks: more of transformers' callbacks.
         record: sees every step's rollouts and credits.
-        record_parity: sees how far vLLM's probabilities were from the trainer's at every step.
 
     Raises:
-        ConfigError: TRL is not installed, or the credit is normalised already.
+        ConfigError: TRL is not installed.
         DataError: a prompt is too long for the policy, or its chat template refuses one, or all hold control tokens.
         ModelError: the policy cannot be loaded, has no end-of-text token, or its tokenizer reads a prompt otherwise
             than at sampling.
@@ -239,9 +193,7 @@ def make_grpo_with_rm(
     switch_off_dropout(model)  # TRL's own switch knows Dropout modules alone, and not what attention is handed
     rollouts = None
     if served is not None:
-        rollouts = VllmRollouts(
-            served, prompt_ids, seed=seed, temperature=temperature, max_new_tokens=max_new_tokens, record=record_parity
-        )
+        rollouts = VllmRollouts(served, prompt_ids, seed=seed, temperature=temperature, max_new_tokens=max_new_tokens)
     options = GRPOConfig(
         output_dir=str(out),
         use_cpu=not on_gpu,

@@ -3,19 +3,18 @@
 In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO), in one process:
 
     judge = ScoreJudge(HookJudge("mine:judge", judge))                 # or PeopleJudge(Path("to_judge"))
-    stop = HackStop(held_out_prompts, judge, my_reward, Path("watch"), every=10)
+    stop = HackStop(held_out_prompts, judge, Path("watch"), every=10)
     trainer = GRPOTrainer(..., callbacks=[stop])
     stop.attach(trainer)                                               # so that it can raise the KL penalty
     trainer.train()                                                    # the model is then the best checkpoint
     print(stop.looks[-1].reason, stop.final_gain(trainer.model, fresh_prompts))  # None where the start was kept
 
-What it decides, and how sure that is: `rmcore.policy.stopping.watch`. Its folder holds, so that a cut-off training goes
-on from the trainer's last state with the labels that it has,
+What it decides, and how sure that is: `rmcore.policy.stopping.watch`. Its folder holds, so that a cut-off training
+continues from the trainer's last state with the labels that it has,
 
 - `watch.json`: the unit of a difference, and whose watch it is
 - `snapshots/NUMBER.safetensors`: weights of the checkpoints that may be compared with or kept
-- `look_STEP/asked.json` and `judged.jsonl`: what a look asks, and the answers
-- `looks.jsonl`: a row a look, with the state of the watch after it
+- `look_STEP/asked.json` and `judged.jsonl`: what a look asks, and the answers, from which its evidence follows again
 """
 
 import json
@@ -23,7 +22,6 @@ import math
 import shutil
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,51 +29,22 @@ import numpy as np
 from transformers import TrainerCallback
 
 from rmcore.config.rlhf import WatchConfig
-from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import ConfigError, TrainingError
-from rmcore.core.files import append_json_lines, read_json_lines, write_json
+from rmcore.core.errors import ConfigError
+from rmcore.core.files import read_json_lines, write_json
 from rmcore.data.pair import Prompt, content_id, prompt_text
 from rmcore.policy.confirmation import ServedGain
 from rmcore.policy.grpo.policy_in_training import PolicyInTraining, Snapshots, policy_of
 from rmcore.policy.grpo.rlhf_requirements import require_labels
 from rmcore.policy.policy import Policy
-from rmcore.policy.stopping.chosen_pairs import Chosen
 from rmcore.policy.stopping.pair_judges import CALIBRATED, PairJudge, judge_in_turns
-from rmcore.policy.stopping.watch import CANDIDATES, USEFUL_GAIN, Look, Watch
+from rmcore.policy.stopping.watch import USEFUL_GAIN, Look, Watch
 
-LOOKS, STATE = "looks.jsonl", "watch.json"
+STATE, ASKED = "watch.json", "asked.json"
 KEPT = 12
 """Checkpoints whose weights are kept at a time."""
 STEERED = (0.5, 2.0)
 """Factors by which a look changes the KL penalty at most."""
-LEAST_KL = 0.1
-"""Nats below which no policy is held: it could not move."""
 FEWEST_PROMPTS = 50
-
-
-Reward = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float] | FloatArray]
-"""The reward that the policy is trained on: of N prompts and their responses, one finite number each."""
-
-
-@dataclass(frozen=True)
-class FinalGain:
-    """The gain of what is kept over the start, on prompts that nothing was decided on.
-
-    value: mean difference, in the judge's unit, clipped at its limit; or the end of the interval that it lies beyond,
-        as the mean of judgements may that were unlike at first.
-    interval: 95 %, valid at whatever number of pairs one stops.
-    path: the interval after 1, 2, ... pairs.
-    differences: (N,) of the pairs, not clipped.
-    limit: at which they are clipped in `value` and `interval`; None: they are wins and losses.
-    examples: prompt, both responses and the difference, of the first pairs.
-    """
-
-    value: float
-    interval: tuple[float, float]
-    path: list[tuple[float, float]]
-    differences: list[float]
-    limit: float | None
-    examples: list[dict[str, Any]]
 
 
 class HackStop(TrainerCallback):
@@ -87,13 +56,12 @@ class HackStop(TrainerCallback):
     Args:
         prompts: held out; each is used once at most. A look for which none is left judges nothing.
         judge: who compares two responses: `ScoreJudge` or `PeopleJudge`.
-        reward: that is trained on; it saves labels as far as it follows the judge.
         folder: for the state.
         settings: labels.
         every: steps between looks.
         temperature, max_new_tokens: of the samples.
         kl_target: nats from the start: beyond them the trainer's `beta` is raised, within them it comes back to what it
-            began with; None: it is left alone until the true reward stops gaining.
+            began with; None: it is left alone.
         seed: of prompts, samples and choices.
         policy: how prompts and responses become token ids; None: by the trainer's model and tokenizer.
 
@@ -106,7 +74,6 @@ class HackStop(TrainerCallback):
         self,
         prompts: Sequence[Prompt],
         judge: PairJudge,
-        reward: Reward,
         folder: Path,
         *,
         settings: WatchConfig | None = None,
@@ -117,12 +84,7 @@ class HackStop(TrainerCallback):
         seed: int = 0,
         policy: Policy | None = None,
     ) -> None:
-        if len(prompts) < FEWEST_PROMPTS:
-            raise ConfigError(
-                f"{len(prompts)} held-out prompts, and a watch over a training wants at least {FEWEST_PROMPTS}: each "
-                "judged pair should be of a prompt of its own. Hold out more."
-            )
-        self.prompts, self.judge, self.reward, self.folder = list(prompts), judge, reward, folder
+        self.prompts, self.judge, self.folder = list(prompts), judge, folder
         self.settings, self.every, self.seed, self.policy = settings or WatchConfig(), every, seed, policy
         self.temperature, self.max_new_tokens = temperature, max_new_tokens
         self.kl_target = kl_target
@@ -141,13 +103,14 @@ class HackStop(TrainerCallback):
 
     @property
     def prompts_used(self) -> int:
-        """Prompts that the looks took; more than there are: some were taken again."""
-        return self._watch.prompts_used
+        """Prompts that the unit and the looks took."""
+        return CALIBRATED + self._watch.pairs_asked
 
     @property
     def labels_used(self) -> int:
         """Responses, or pairs where people judge, that were judged in the training."""
-        return self._watch.labels_used + (2 * CALIBRATED if self.judge.calibrates else 0)
+        pairs = self._watch.pairs_judged
+        return self.judge.labels_per_pair * pairs + (2 * CALIBRATED if self.judge.calibrates else 0)
 
     def resume(self, model: Any, tokenizer: Any, *, step: int, max_steps: int) -> None:
         """Begin with the start policy, or with what an earlier call left at `step`; at step 0 the folder starts empty.
@@ -161,15 +124,11 @@ class HackStop(TrainerCallback):
         num_looks = math.ceil(max_steps / self.every)
         require_labels(self.settings, num_looks, self.judge.labels_per_pair)
         self._keep_readable()
-        self._require_prompts(num_looks)
         self._watch = Watch(
-            self.settings.labels,
+            self._num_pairs(num_looks),
             num_looks=num_looks,
             limit=self.judge.limit,
-            num_prompts=len(self.prompts),
-            labels_per_pair=self.judge.labels_per_pair,
             unit=self.judge.unit,
-            can_lower_kl=bool(getattr(self._trainer, "beta", 0.0)),
             is_clipped=self.judge.calibrates,
         )
         whose = {
@@ -190,11 +149,13 @@ class HackStop(TrainerCallback):
                 "from the start, or name the folder that the training had."
             )
         self.judge.scale = begun["scale"]
-        self._watch.prompts_used = CALIBRATED
         self._rewind(step)
 
     def catch_up(self, model: Any, *, step: int, max_steps: int) -> bool:
-        """Close the look of `step`, where an earlier call could not; whether the watch has ended the training there."""
+        """Look at `step`, if a look is due there; whether the watch has ended the training.
+
+        Nothing of the look is sampled or judged that an earlier call has sampled or judged.
+        """
         if self._due(step, max_steps) and self._watch.steps[-1] < step:
             self._look(model, step)
         return self.stopped is not None
@@ -234,19 +195,25 @@ class HackStop(TrainerCallback):
 
     def final_gain(
         self, model: Any, prompts: Sequence[Prompt], report: Callable[[int, int], None] = lambda done, of: None
-    ) -> FinalGain | None:
+    ) -> dict[str, Any] | None:
         """Measure what the kept checkpoint, which `model` holds now, has gained; None where the start was kept.
 
         Args:
             model: after the training.
             prompts: fresh ones, as many as are to be judged.
             report: told how many pairs are judged.
+
+        Returns:
+            JSON-ready: value, the mean difference in the judge's unit, clipped at its limit, or the end of the interval
+            that it lies beyond; interval, 95 %, valid at whatever number of pairs one stops; path, the interval after
+            1, 2, ... pairs; differences of the pairs, not clipped; limit, None if they are wins and losses; examples
+            (prompt, before, after, difference) of the first pairs.
         """
         if self.best == 0:
             return None
         folder = self.folder / "final"
         folder.mkdir(exist_ok=True)
-        file = folder / "asked.json"
+        file = folder / ASKED
         asked: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"best": None}
         if asked["best"] != [self.best, len(prompts)]:
             (folder / "judged.jsonl").unlink(missing_ok=True)
@@ -264,17 +231,17 @@ class HackStop(TrainerCallback):
             report(len(gain.differences), len(prompts))
         kept = [row["difference"] for row in read_json_lines(folder / "judged.jsonl")]
         rows = [row for row in zip(prompts, earlier, later, kept, strict=False) if not math.isnan(row[3])][:3]
-        return FinalGain(
-            gain.mean,
-            gain.interval,
-            gain.path,
-            gain.differences,
-            self.judge.limit if gain.is_clipped else None,
-            [
+        return {
+            "value": gain.mean,
+            "interval": gain.interval,
+            "path": gain.path,
+            "differences": gain.differences,
+            "limit": self.judge.limit if gain.is_clipped else None,
+            "examples": [
                 {"prompt": prompt_text(prompt), "before": old, "after": new, "difference": difference}
                 for prompt, old, new, difference in rows
             ],
-        )
+        }
 
     def _due(self, step: int, max_steps: int) -> bool:
         return step > 0 and (step % self.every == 0 or step == max_steps)
@@ -282,7 +249,6 @@ class HackStop(TrainerCallback):
     def _begin(self, model: Any, whose: dict[str, Any]) -> None:
         for place in [*self.folder.glob("look_*"), self.folder / "final"]:
             shutil.rmtree(place, ignore_errors=True)
-        (self.folder / LOOKS).unlink(missing_ok=True)
         self._snapshots.keep(())
         self._snapshots.save(model, 0)
         if self.judge.calibrates:
@@ -300,15 +266,13 @@ class HackStop(TrainerCallback):
                 f"{FEWEST_PROMPTS}; hold out more, or shorter ones."
             )
 
-    def _require_prompts(self, num_looks: int) -> None:
-        """Refuse looks without a prompt of their own; say on stderr where prompts keep labels from being used."""
-        pairs = (len(self.prompts) - CALIBRATED) // CANDIDATES
-        wanted = self.settings.labels // self.judge.labels_per_pair
+    def _num_pairs(self, num_looks: int) -> int:
+        """Pairs that may be judged; too few prompts for the looks are refused, and for the labels said on stderr."""
+        pairs, wanted = len(self.prompts) - CALIBRATED, self.settings.labels // self.judge.labels_per_pair
         if pairs < num_looks:
             raise ConfigError(
                 f"{len(self.prompts)} held-out prompts, {CALIBRATED} of them for the unit, and each is judged once: "
-                f"they are {pairs} groups of {CANDIDATES} for {num_looks} looks. Hold out more, or look "
-                "more rarely (rlhf.measure_every)."
+                f"they are too few for {num_looks} looks. Hold out more, or look more rarely (rlhf.measure_every)."
             )
         if pairs < wanted:
             print(
@@ -316,116 +280,84 @@ class HackStop(TrainerCallback):
                 "rlhf.watch.labels are for: each prompt is judged once. Hold out more.",
                 file=sys.stderr,
             )
+        return min(pairs, wanted)
+
+    def _places(self, first: int, last: int) -> list[int]:
+        """Places of prompts in an order of chance: of `CALIBRATED` for unit and distances, then of those to judge."""
+        order: list[int] = np.random.default_rng([self.seed, 0]).permutation(len(self.prompts)).tolist()
+        return order[first:last]
 
     def _first_prompts(self) -> list[Prompt]:
         """Prompts for the unit and for distances, on which nothing is ever judged about the trained policy."""
-        order = np.random.default_rng([self.seed, 0]).permutation(len(self.prompts))
-        return [self.prompts[place] for place in order[:CALIBRATED]]
+        return [self.prompts[place] for place in self._places(0, CALIBRATED)]
 
     def _look(self, model: Any, step: int) -> None:
-        watch = self._watch
         folder = self.folder / f"look_{step}"
         folder.mkdir(exist_ok=True)
-        number = len(watch.curve)
+        number = len(self._watch.curve)
         # Not before: until the state of the last look's step is written, one before it may be resumed from.
-        self._snapshots.keep(watch.kept)
+        self._snapshots.keep(self._watch.kept)
         self._snapshots.save(model, number)
-        file = folder / "asked.json"
-        if file.is_file():
-            asked = json.loads(file.read_text(encoding="utf-8"))
-            watch.begin(step, asked["kl"], asked["reference"])
-            watch.prompts_used = asked["prompts_used"]
-        else:
-            asked = self._ask(model, step, number)
-            write_json(file, asked)
-        chosen = Chosen(**{name: np.array(values) for name, values in asked["chosen"].items()})
+        self._judge(step, self._asked(step) if (folder / ASKED).is_file() else self._ask(model, step, number))
+
+    def _asked(self, step: int) -> dict[str, Any]:
+        """Begin a look again that an earlier call has begun; what it asks."""
+        asked: dict[str, Any] = json.loads((self.folder / f"look_{step}" / ASKED).read_text(encoding="utf-8"))
+        self._watch.begin(step, asked["kl"], asked["reference"])
+        return asked
+
+    def _ask(self, model: Any, step: int, number: int) -> dict[str, Any]:
+        """Begin a look and sample both policies for its pairs; what it asks, prompts by their places."""
+        seed = self.seed + 1000 * number
+        # The distance decides whom to compare with, so it is not measured on the responses that are then compared.
+        kl = self._sampled.distance(model, self._snapshots, 0, self._first_prompts(), seed + 2)
+        first = self.prompts_used
+        reference, num_pairs = self._watch.begin(step, kl)
+        places = self._places(first, first + num_pairs)
+        prompts = [self.prompts[place] for place in places]
+        later = self._sampled.answers(model, prompts, seed)
+        with self._snapshots.inside(model, reference):
+            earlier = self._sampled.answers(model, prompts, seed + 1)
+        asked = {"kl": kl, "reference": reference, "prompts": places, "later": later, "earlier": earlier}
+        write_json(self.folder / f"look_{step}" / ASKED, asked)
+        return asked
+
+    def _judge(self, step: int, asked: dict[str, Any]) -> None:
+        """Have the pairs of a look judged, those that were not before, and do what follows."""
+        watch, folder = self._watch, self.folder / f"look_{step}"
         prompts = [self.prompts[place] for place in asked["prompts"]]
-        name = f"step{step}-seed{self.seed}"
-        later, earlier = asked["later"], asked["earlier"]
-        pairs = iter(range(len(later)))
+        name, later, earlier = f"step{step}-seed{self.seed}", asked["later"], asked["earlier"]
         for turn in judge_in_turns(self.judge, name, prompts, later, earlier, folder / "judged.jsonl"):
             more = True
-            for difference, pair in zip(turn, pairs, strict=False):
+            for difference in turn:
                 if not math.isnan(difference):
-                    more = watch.see(chosen, pair, difference)
+                    more = watch.see(difference)
             if not more:
                 break
         look = watch.end()
         watch.forget(KEPT)
         self._act(look)
         self.looks.append(look)
-        row = {"step": step, "look": asdict(look), "state": watch.to_dict()}
-        row |= {"kl_beta": getattr(self._trainer, "beta", None), "kl_target": self.kl_target}
-        append_json_lines(self.folder / LOOKS, [row])
-
-    def _ask(self, model: Any, step: int, number: int) -> dict[str, Any]:
-        """Sample both policies and choose the pairs; JSON-ready, prompts by their places."""
-        watch, size = self._watch, CANDIDATES
-        places = self._fresh_places(watch.num_pairs() * size)
-        prompts = [self.prompts[place] for place in places]
-        seed = self.seed + 1000 * number
-        # The distance decides whom to compare with, so it is not measured on the responses that are then compared.
-        kl = self._sampled.distance(model, self._snapshots, 0, self._first_prompts(), seed + 2)
-        reference = watch.begin(step, kl)
-        later = self._sampled.answers(model, prompts, seed)
-        with self._snapshots.inside(model, reference):
-            earlier = self._sampled.answers(model, prompts, seed + 1)
-        rewards = np.array(self.reward([*prompts, *prompts], [*later, *earlier]), dtype=np.float64).reshape(2, -1)
-        if not np.isfinite(rewards).all():
-            raise TrainingError("the reward gives numbers that are not finite, from which nothing can be expected.")
-        rng = np.random.default_rng([self.seed, number])
-        chosen = watch.chooser.choose((rewards[0] - rewards[1]).reshape(-1, size), rng)
-        judged = [group * size + int(place) for group, place in enumerate(chosen.places)]
-        return {
-            "kl": kl,
-            "reference": reference,
-            "prompts_used": watch.prompts_used,
-            "chosen": {name: np.asarray(values).tolist() for name, values in vars(chosen).items()},
-            "prompts": [places[index] for index in judged],
-            "later": [later[index] for index in judged],
-            "earlier": [earlier[index] for index in judged],
-        }
 
     def _act(self, look: Look) -> None:
         self.best = look.best
         if look.action == "stop":
-            self.stopped = self._why(look)
-        if look.action == "lower_kl":
-            self.kl_target = min(self.kl_target or math.inf, max(self._watch.kls[look.best], LEAST_KL))
+            self.stopped = f"{look.reason} (step {look.step})"
         beta = getattr(self._trainer, "beta", 0.0)
         if self.kl_target is not None and beta:
             # Never below the setting: a policy that is still on its way would be let loose, and overshoot.
             steered = beta * float(np.clip(max(look.kl, 0.0) / self.kl_target, *STEERED))
             self._trainer.beta = max(self._trainer.args.beta, steered)
 
-    @staticmethod
-    def _why(look: Look) -> str:
-        return f"{look.reason} (step {look.step})"
-
     def _rewind(self, step: int) -> None:
-        """Take up the state after the last look at or before `step`, and drop what came behind it."""
-        every = read_json_lines(self.folder / LOOKS)
-        rows = [row for row in every if row["step"] <= step]
-        (self.folder / LOOKS).unlink(missing_ok=True)
-        append_json_lines(self.folder / LOOKS, rows)
-        for place in self.folder.glob("look_*"):
-            if int(place.name.removeprefix("look_")) > step:
-                shutil.rmtree(place)
-        self.looks = [Look(**row["look"]) for row in rows]
-        self.stopped = None if not rows or self.looks[-1].action != "stop" else self._why(self.looks[-1])
-        self.best = 0
-        if len(rows) < len(every):
+        """Judge the looks before `step` again by the answers that there are, and drop those after it."""
+        steps = sorted(int(place.name.removeprefix("look_")) for place in self.folder.glob("look_*"))
+        for later in (one for one in steps if one > step):
+            shutil.rmtree(self.folder / f"look_{later}")
             shutil.rmtree(self.folder / "final", ignore_errors=True)
-        if rows:
-            self._watch.restore(rows[-1]["state"])
-            self._watch.kept = [number for number in self._watch.kept if self._snapshots.has(number)]
-            self.best, self.kl_target = self.looks[-1].best, rows[-1]["kl_target"]
-            if rows[-1]["kl_beta"] is not None and self._trainer is not None:
-                self._trainer.beta = rows[-1]["kl_beta"]
-
-    def _fresh_places(self, wanted: int) -> list[int]:
-        """Places of prompts that no earlier look had, nor the unit; the watch asks for no more than there are."""
-        used = self._watch.prompts_used
-        self._watch.prompts_used += wanted
-        order: list[int] = np.random.default_rng([self.seed, 0]).permutation(len(self.prompts)).tolist()
-        return order[used : used + wanted]
+        self.looks, self.stopped, self.best = [], None, 0
+        if getattr(self._trainer, "beta", 0.0):
+            self._trainer.beta = self._trainer.args.beta
+        for earlier in (one for one in steps if one < step):
+            self._judge(earlier, self._asked(earlier))
+        self._watch.kept = [number for number in self._watch.kept if self._snapshots.has(number)]

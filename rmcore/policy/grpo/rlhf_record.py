@@ -99,25 +99,19 @@ def value_over_seeds(rows: pd.DataFrame, name: str, num_resamples: int, seed: in
     return MetricValue(estimate.value, estimate.ci_low, estimate.ci_high, num_seeds, estimate.reason).to_dict()
 
 
-def parity_of(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+def parity_of(rows: Sequence[Mapping[str, float]]) -> dict[str, Any] | None:
     """The log-probabilities of a training's sampled tokens, the trainer's against vLLM's, over all steps and seeds.
 
     Returns:
-        {"num_steps", "num_tokens", "mean_difference", "max_difference" (absolute, nats a token), "truncated_share"};
-        None where vLLM drew nothing.
+        {"num_steps", "mean_difference", "max_difference" (absolute, nats a token)}; None where vLLM drew nothing.
     """
     if not rows:
         return None
-    tokens = sum(row["num_tokens"] for row in rows)
-    means = {
-        name: sum(row[name] * row["num_tokens"] for row in rows) / tokens
-        for name in ("mean_difference", "truncated_share")
-    }
+    mean, most = "rollout_difference_mean", "rollout_difference_max"
     return {
         "num_steps": len(rows),
-        "num_tokens": tokens,
-        "max_difference": max(row["max_difference"] for row in rows),
-        **means,
+        "mean_difference": sum(row[mean] for row in rows) / len(rows),
+        "max_difference": max(row[most] for row in rows),
     }
 
 

@@ -6,7 +6,6 @@ Its folder holds
 - `progress.jsonl`: a row a measured step and prompt
 - `samples.jsonl`: the samples of each measurement
 - `rollouts.jsonl`: every sample that was trained on, with its reward and the weight version that gave it
-- `parity.jsonl`: a row a step whose samples vLLM drew: how far its probabilities were from the trainer's
 - `watch/`: the state of a watch, and what it asked (`rmcore.policy.grpo.hack_stop`)
 - `over.json`: written when the last step is done, and what follows it is not
 - `finished.json`: written when all the rest is
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-from transformers import TrainerCallback
+from transformers import TrainerCallback, TrainerState
 
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.core.errors import RmcoreError
@@ -32,8 +31,8 @@ from rmcore.core.tracking import Tracker
 from rmcore.data.pair import Prompt, prompt_text
 from rmcore.judging.judge import Judge
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
-from rmcore.policy.grpo.group_reward import REWARDS_KEY, SCORE_KEY, WAIT_SECONDS, LocalReward, RolloutScorer
-from rmcore.policy.grpo.grpo import Parity, make_grpo_with_rm
+from rmcore.policy.grpo.group_reward import REWARDS_KEY, SCORE_KEY, WAIT_SECONDS, RolloutScorer
+from rmcore.policy.grpo.grpo import make_grpo_with_rm
 from rmcore.policy.grpo.hack_stop import HackStop
 from rmcore.policy.grpo.policy_meter import PolicyMeter
 from rmcore.policy.policy import Policy
@@ -41,8 +40,14 @@ from rmcore.policy.sampling.served_policy import ServedPolicy
 from rmcore.serving.scorer import Rollout
 
 FINISHED, OVER = "finished.json", "over.json"
-PROGRESS, SAMPLES, ROLLOUTS, PARITY = "progress.jsonl", "samples.jsonl", "rollouts.jsonl", "parity.jsonl"
+PROGRESS, SAMPLES, ROLLOUTS = "progress.jsonl", "samples.jsonl", "rollouts.jsonl"
 MODEL_FOLDER = "model"
+PARITY = {
+    "sampling/sampling_logp_difference/mean": "rollout_difference_mean",
+    "sampling/sampling_logp_difference/max": "rollout_difference_max",
+}
+"""What TRL logs of each step whose samples vLLM drew: how far its log-probabilities were from the trainer's, in nats a
+token; and our names."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +62,7 @@ class TrainingPlan:
     device: auto, cpu or cuda.
     served: the vLLM that draws the samples; None: `generate` in the process.
     further: rewards next to the scorer's.
-    watch: makes the watch over a training of a folder and a seed, with the reward that is trained on; None: only the
-        steps end the training.
+    watch: makes the watch over a training of a folder and a seed; None: only the steps end the training.
     final_prompts: fresh, for what the watched policy has gained in the end.
     wait_seconds: how long a step waits for a scorer that is away or fails.
     """
@@ -71,7 +75,7 @@ class TrainingPlan:
     device: str
     served: ServedPolicy | None = None
     further: Sequence[Judge] = ()
-    watch: Callable[[Path, int, LocalReward], HackStop] | None = None
+    watch: Callable[[Path, int], HackStop] | None = None
     final_prompts: Sequence[Prompt] = ()
     wait_seconds: float = WAIT_SECONDS
 
@@ -90,7 +94,7 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
     folder.mkdir(parents=True, exist_ok=True)
     state = _rewind(folder)
     run, price = _Run(plan, folder, seed, tracker, report), plan.settings.length_penalty
-    watch = None if plan.watch is None else plan.watch(folder / "watch", seed, plan.meter.reward)
+    watch = None if plan.watch is None else plan.watch(folder / "watch", seed)
     trainer = make_grpo_with_rm(
         plan.policy,
         plan.prompts,
@@ -107,7 +111,6 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         wait_seconds=plan.wait_seconds,
         callbacks=[run] if watch is None else [run, watch],
         record=run.record,
-        record_parity=run.record_parity,
     )
     started = time.perf_counter()
     if watch is not None:
@@ -130,6 +133,11 @@ def train_policy(plan: TrainingPlan, folder: Path, *, seed: int, tracker: Tracke
         "seconds": seconds,
         "measuring_seconds": run.measuring_seconds,
         "num_tokens": run.num_tokens,
+        "parity": [
+            {name: row[key] for key, name in PARITY.items()}
+            for row in trainer.state.log_history
+            if PARITY.keys() <= row.keys()
+        ],
     }
     write_json(folder / FINISHED, outcome)
     for checkpoint in folder.glob("checkpoint-*"):  # from here on nothing continues from them
@@ -150,7 +158,7 @@ def _train(trainer: Any, watch: HackStop | None, state: Path | None, plan: Train
             watch.resume(trainer.model, plan.policy.tokenizer, step=step, max_steps=steps)
             is_over = watch.catch_up(trainer.model, step=step, max_steps=steps) or is_over
         if is_over:
-            trainer.state.global_step = step
+            trainer.state = TrainerState.load_from_json(str(state / "trainer_state.json"))
             if watch is not None:
                 watch.roll_back(trainer.model, watch.best)
             return
@@ -165,19 +173,19 @@ def _conclude(watch: HackStop, model: Any, prompts: Sequence[Prompt], report: Re
         gain = watch.final_gain(
             model, prompts, lambda done, of: report(done, of, f"judging what was gained: {done} of {of} pairs")
         )
-    lost = gain is not None and gain.interval[1] < 0
+    lost = gain is not None and gain["interval"][1] < 0
     if lost:
         watch.roll_back(model, 0)
     return {
         "looks": [asdict(look) for look in watch.looks],
         "unit": watch.judge.unit,
         "labels": watch.labels_used,
-        "final_labels": 0 if gain is None else watch.judge.labels_per_pair * len(gain.path),
+        "final_labels": 0 if gain is None else watch.judge.labels_per_pair * len(gain["path"]),
         "kept_step": 0 if lost else watch.best_step,
         "kept_kl": 0.0 if lost else watch.best_kl,
         "num_prompts": len(watch.prompts),
         "prompts_used": watch.prompts_used,
-        "final": None if gain is None else asdict(gain),
+        "final": gain,
     }
 
 
@@ -200,6 +208,9 @@ class _Run(TrainerCallback):
         self.report(step, settings.steps, f"seed {self.seed}")
         if step % settings.measure_every == 0 or step == state.max_steps:
             self._measure(given["model"], step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **given: Any) -> None:
+        self._track(state.global_step, {name: logs[key] for key, name in PARITY.items() if key in logs})
 
     def record(self, step: int, rollouts: Sequence[Rollout], credits: Sequence[float]) -> None:
         """Write down what a step was trained on; `step` counts the steps before it."""
@@ -234,18 +245,6 @@ class _Run(TrainerCallback):
             values |= {f"reward_{place}": mean for place, mean in given.mean().items()}
         self._track(step + 1, values)
 
-    def record_parity(self, parity: Parity) -> None:
-        """Write down how far vLLM's probabilities of a step's tokens were from the trainer's."""
-        append_json_lines(self.folder / PARITY, [asdict(parity)])
-        self._track(
-            parity.step,
-            {
-                "rollout_difference_mean": parity.mean_difference,
-                "rollout_difference_max": parity.max_difference,
-                "rollout_truncated_share": parity.truncated_share,
-            },
-        )
-
     def _measure(self, model: Any, step: int) -> None:
         started = time.perf_counter()
         rows, samples = self.plan.meter.measure(model, seed=self.seed)
@@ -265,7 +264,7 @@ def _rewind(folder: Path) -> Path | None:
     for place in set(states) - set(whole):
         shutil.rmtree(place)
     last = _step(whole[-1]) if whole else -1
-    for name in (PROGRESS, SAMPLES, ROLLOUTS, PARITY):
+    for name in (PROGRESS, SAMPLES, ROLLOUTS):
         kept = [row for row in read_json_lines(folder / name) if row["step"] <= last]
         if (folder / name).is_file():
             (folder / name).unlink()

@@ -10,27 +10,24 @@ import fcntl
 import json
 import os
 import shutil
-import sys
 import tempfile
-import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self, TypeVar
+from typing import IO, Any, Self
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rmcore.core.errors import ModelError, NotReadyError, ServingError
+from rmcore.core.errors import ModelError, ServingError
 from rmcore.core.files import is_free, write_json
-from rmcore.core.processes import tail
 from rmcore.core.saving import save_pretrained
 from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy, load_weights
 from rmcore.policy.sampling.sampler import SamplingSettings, prompt_seed
-from rmcore.policy.sampling.vllm_sampler import MAX_RESTARTS, DrawnTokens, new_generator, report_unless_harmless
-from rmcore.serving.vllm_process import EngineFailure, find_vllm
+from rmcore.policy.sampling.vllm_sampler import DrawnTokens, RunningVllm, new_generator
+from rmcore.serving.vllm_process import find_vllm
 from rmcore.serving.weight_files import text_files, weight_files, write_index
 
 GPU_SHARE_BESIDE_TRAINING = 0.3
@@ -46,7 +43,6 @@ PROBE_TOKENS = 64
 CPU_TOLERANCE, GPU_TOLERANCE = 1e-3, 0.1
 """Nats a token, mean over the probe. On a CPU both compute in float32, and 1e-6 to 1e-5 was measured; a GPU rounds to
 bfloat16 or TF32, which leaves some hundredths: there mixed or foreign weights are seen, a single small step is not."""
-Result = TypeVar("Result")
 
 
 class ServedPolicy:
@@ -68,25 +64,17 @@ class ServedPolicy:
         self._place, self._held = _private_place(policy.weights())
         self._unties = device.type != "cuda" and bool(policy.config.get_text_config().tie_word_embeddings)
         self._folder = self._write(load_weights(policy, torch.float32), 0) if self._unties else policy.folder
-        self._log = self._place / "vllm.log"
+        log = self._place / "vllm.log"
         flags = ["--logprobs-mode", "processed_logprobs"]  # at the temperature: of the distribution that is drawn from
         share = GPU_SHARE_BESIDE_TRAINING
-        self._vllm = new_generator(program, policy, device, max_seq_len, self._log, gpu_memory_share=share, flags=flags)
+        self._vllm = new_generator(program, policy, device, max_seq_len, log, gpu_memory_share=share, flags=flags)
         self._probe = _probe_ids(policy, max_seq_len)
         self._tolerance = GPU_TOLERANCE if device.type == "cuda" else CPU_TOLERANCE
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(report_unless_harmless)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="served-policy", daemon=True)
-        self._thread.start()
-        self._starting = asyncio.run_coroutine_threadsafe(self._vllm.start(self._folder), self._loop)
+        self._running = RunningVllm(self._vllm, self._folder, log)
 
     def wait_started(self) -> None:
-        """Wait until vLLM answers; other calls do so by themselves.
-
-        Raises:
-            ServingError: it did not start; the message has the end of its log.
-        """
-        self._starting.result()
+        """See `RunningVllm.wait_started`."""
+        self._running.wait_started()
 
     def publish(self, model: Any) -> int:
         """Have vLLM draw from the present weights of `model`, and give their version. The model stays as it is.
@@ -104,9 +92,9 @@ class ServedPolicy:
         expected = _log_probs(model, self._probe)
         folder = self._write(model, self.version + 1)
         try:
-            self._insist(lambda: self._load(folder, expected), folder)
+            self._running.insist(lambda: self._load(folder, expected), folder)
         except BaseException:
-            self._run(self._vllm.kill())  # whatever it has loaded by now, nobody is to draw from it
+            self._running.run(self._vllm.kill())  # whatever it has loaded by now, nobody is to draw from it
             raise
         former, self._folder = self._folder, folder
         self.version += 1
@@ -129,7 +117,7 @@ class ServedPolicy:
             ModelError: a token had no probability: the weights are broken.
             ServingError: vLLM died too often, or did not answer.
         """
-        return self._insist(lambda: self._draw(prompt_ids, settings), self._folder)
+        return self._running.insist(lambda: self._draw(prompt_ids, settings), self._folder)
 
     async def _draw(self, prompt_ids: Sequence[Sequence[int]], settings: SamplingSettings) -> list[list[DrawnTokens]]:
         asked = [
@@ -155,26 +143,6 @@ class ServedPolicy:
                 "drawn from it. Draw with rollouts=generate, and report the architecture."
             )
 
-    def _insist(self, work: Callable[[], Coroutine[Any, Any, Result]], folder: Path) -> Result:
-        """Do `work`; where vLLM dies of it or fails, start it again from `folder` and do it again."""
-        for restarts_left in range(MAX_RESTARTS, -1, -1):
-            self.wait_started()
-            try:
-                return self._run(work())
-            except (NotReadyError, EngineFailure) as error:
-                if not restarts_left:
-                    raise ServingError(
-                        f"vLLM died {MAX_RESTARTS + 1} times over one step of the policy. {tail(self._log)}"
-                    ) from error
-                print(
-                    f"warning: vLLM died while a policy is trained ({error}); it is started again with the same "
-                    "weights, and the step continues",
-                    file=sys.stderr,
-                )
-                self._run(self._vllm.stop())
-                self._starting = asyncio.run_coroutine_threadsafe(self._vllm.start(folder), self._loop)
-        raise AssertionError
-
     def _write(self, model: Any, version: int) -> Path:
         """The model's weights next to the policy's own configuration and tokenizer, as a folder that vLLM loads."""
         folder = self._place / f"version-{version:06d}"
@@ -187,24 +155,11 @@ class ServedPolicy:
             _untie(model, folder)
         return folder
 
-    def _run(self, work: Coroutine[Any, Any, Result]) -> Result:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        try:
-            return future.result()
-        except BaseException:  # Ctrl-C too: nothing continues behind a call that has ended
-            future.cancel()
-            raise
-
     def close(self) -> None:
         """End vLLM, and remove the published weights."""
-        if self._loop.is_running():
-            self._starting.cancel()
-            self._run(self._vllm.stop())
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
-            self._held.close()
-            shutil.rmtree(self._place)
+        self._running.close()
+        self._held.close()
+        shutil.rmtree(self._place, ignore_errors=True)  # gone where it was closed before
 
     def __enter__(self) -> Self:
         return self

@@ -10,10 +10,10 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -41,6 +41,7 @@ NOT_FINITE = "Out of range float values are not JSON compliant"
 """Error of vLLM 0.32 for a log probability that is NaN. Without asking for those it would answer, with any tokens."""
 PATIENCE_SECONDS = 3600.0
 """For one prompt's samples, and for the start. A vLLM that died is noticed within seconds."""
+Result = TypeVar("Result")
 
 
 class VllmSampler:
@@ -70,10 +71,19 @@ class VllmSampler:
                 f"temperature={settings.temperature:g}, and vLLM refuses more than {HIGHEST_TEMPERATURE:g}; lower it, "
                 "or draw with engine=generate."
             )
-        policy.weights()
+        folder, missing = policy.weights(), dict(prompt_ids)
+        longest = max(map(len, missing.values())) + settings.max_new_tokens
+
+        def keep_and_tick(samples: Sequence[Sample]) -> None:
+            keep(samples)
+            del missing[samples[0].prompt_index]
+
         logs = Path(tempfile.mkdtemp(prefix="rm-opt-vllm-log-"))
+        log = logs / "vllm.log"
+        vllm = new_generator(self.program, policy, self.device, longest, log, gpu_memory_share=GPU_MEMORY_SHARE)
         try:
-            _run(self._draw(policy, dict(prompt_ids), settings, keep, logs / "vllm.log"))
+            with contextlib.closing(RunningVllm(vllm, folder, log)) as running:
+                running.insist(lambda: _draw_all(vllm, policy, dict(missing), settings, keep_and_tick), folder)
         except ServingError:  # its message may name the log
             raise
         except BaseException:
@@ -81,52 +91,94 @@ class VllmSampler:
             raise
         shutil.rmtree(logs)
 
-    async def _draw(
-        self, policy: Policy, missing: dict[int, Sequence[int]], settings: SamplingSettings, keep: Keep, log: Path
-    ) -> None:
-        def keep_and_tick(samples: Sequence[Sample]) -> None:
-            keep(samples)
-            del missing[samples[0].prompt_index]
 
+async def _draw_all(
+    vllm: "VllmGenerator", policy: Policy, todo: Mapping[int, Sequence[int]], settings: SamplingSettings, keep: Keep
+) -> None:
+    waiting = iter(todo.items())
+
+    async def work() -> None:
+        for index, ids in waiting:
+            rows = await vllm.complete(policy, ids, settings, prompt_seed(settings, index))
+            keep([as_sample(policy, index, number, row.ids) for number, row in enumerate(rows)])
+
+    num_workers = min(max(SAMPLES_IN_FLIGHT // settings.num_samples, FEWEST_PROMPTS), MOST_PROMPTS)
+    workers = [asyncio.create_task(work()) for _ in range(num_workers)]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for worker in workers:
+            worker.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)
+
+
+class RunningVllm:
+    """A vLLM in a thread with its own event loop: the caller may be in one, as notebooks are. `close` it.
+
+    It starts at once, and the calls wait for it.
+
+    Args:
+        vllm: not started yet.
+        folder: whose weights it loads.
+        log: what it says.
+    """
+
+    def __init__(self, vllm: "VllmGenerator", folder: Path, log: Path) -> None:
+        self.vllm, self._log = vllm, log
+        self._loop = asyncio.new_event_loop()
+        self._loop.set_exception_handler(report_unless_harmless)
+        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
+        self._thread.start()
+        self._starting = asyncio.run_coroutine_threadsafe(vllm.start(folder), self._loop)
+
+    def wait_started(self) -> None:
+        """Wait until vLLM answers; other calls do so by themselves.
+
+        Raises:
+            ServingError: it did not start; the message has the end of its log.
+        """
+        self._starting.result()
+
+    def insist(self, work: Callable[[], Coroutine[Any, Any, Result]], folder: Path) -> Result:
+        """Do `work`; where vLLM dies of it or fails, start it again from `folder` and do it again.
+
+        Raises:
+            ServingError: it died too often.
+        """
         for restarts_left in range(MAX_RESTARTS, -1, -1):
+            self.wait_started()
             try:
-                await self._draw_until_death(policy, dict(missing), settings, keep_and_tick, log)
-                return
-            except NotReadyError as error:
+                return self.run(work())
+            except (NotReadyError, EngineFailure) as error:
                 if not restarts_left:
                     raise ServingError(
-                        f"vLLM died {MAX_RESTARTS + 1} times while it sampled, {len(missing)} prompts are missing. "
-                        f"{tail(log)}"
+                        f"vLLM died {MAX_RESTARTS + 1} times while it sampled. {tail(self._log)}"
                     ) from error
                 print(
-                    f"warning: vLLM died while it sampled ({error}); it is started again for the {len(missing)} "
-                    "missing prompts",
+                    f"warning: vLLM died while it sampled ({error}); it is started again with the same weights",
                     file=sys.stderr,
                 )
+                self.run(self.vllm.stop())
+                self._starting = asyncio.run_coroutine_threadsafe(self.vllm.start(folder), self._loop)
+        raise AssertionError
 
-    async def _draw_until_death(
-        self, policy: Policy, todo: dict[int, Sequence[int]], settings: SamplingSettings, keep: Keep, log: Path
-    ) -> None:
-        longest = max(map(len, todo.values())) + settings.max_new_tokens
-        vllm = new_generator(self.program, policy, self.device, longest, log, gpu_memory_share=GPU_MEMORY_SHARE)
-        waiting = iter(todo.items())
-
-        async def work() -> None:
-            for index, ids in waiting:
-                rows = await vllm.complete(policy, ids, settings, prompt_seed(settings, index))
-                keep([as_sample(policy, index, number, row.ids) for number, row in enumerate(rows)])
-
-        num_workers = min(max(SAMPLES_IN_FLIGHT // settings.num_samples, FEWEST_PROMPTS), MOST_PROMPTS)
-        workers: list[asyncio.Task[None]] = []
+    def run(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """Do `work` in its event loop and wait for it."""
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
-            await vllm.start(policy.folder)
-            workers = [asyncio.create_task(work()) for _ in range(num_workers)]
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
-            await vllm.stop()
+            return future.result()
+        except BaseException:  # Ctrl-C too: nothing continues behind a call that has ended
+            future.cancel()
+            raise
+
+    def close(self) -> None:
+        """End vLLM."""
+        if self._loop.is_running():
+            self._starting.cancel()
+            self.run(self.vllm.stop())
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,32 +286,6 @@ def new_generator(
         *flags,
     ]
     return VllmGenerator(settings, log, task)
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    """Run to the end in a thread with its own event loop: the caller may be in one, as notebooks are.
-
-    Ctrl-C cancels it and waits until it has ended what it started.
-    """
-    loop = asyncio.new_event_loop()
-    loop.set_exception_handler(report_unless_harmless)
-    task, ended = loop.create_task(work), threading.Event()
-
-    def run() -> None:
-        with contextlib.suppress(BaseException):  # the task has it
-            loop.run_until_complete(task)
-        loop.close()
-        ended.set()
-
-    try:
-        threading.Thread(target=run).start()
-        ended.wait()
-    except BaseException:
-        with contextlib.suppress(RuntimeError):  # it has ended just now
-            loop.call_soon_threadsafe(task.cancel)
-        ended.wait()
-        raise
-    task.result()
 
 
 def report_unless_harmless(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:

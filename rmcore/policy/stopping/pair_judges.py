@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -37,7 +37,7 @@ def differ(first: str, second: str) -> bool:
     return first != second and not (is_blank(first) and is_blank(second))
 
 
-class PairJudge(Protocol):
+class PairJudge:
     """Compares responses.
 
     name: as people read it.
@@ -50,15 +50,15 @@ class PairJudge(Protocol):
     """
 
     name: str
-    unit: str
-    limit: float
-    labels_per_pair: int
-    at_once: int | None
-    calibrates: bool
-    scale: float | None
+    unit: str = WINS
+    limit: float = 1.0
+    labels_per_pair: int = 2
+    at_once: int | None = 8
+    calibrates: bool = False
+    scale: float | None = None
 
     def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
-        """Measure the unit on two start samples of each prompt.
+        """Measure the unit, where there is one, on two start samples of each prompt.
 
         Raises:
             DataError: the judge finds no two of them different.
@@ -79,6 +79,7 @@ class PairJudge(Protocol):
             DataError: there is no judgement of a response.
             JudgementsWantedError: people have not answered yet.
         """
+        raise NotImplementedError
 
 
 def judge_in_turns(
@@ -120,18 +121,15 @@ def pair_judge_of(judge: Judge, judging: JudgingConfig | None) -> "ScoreJudge | 
     return ScoreJudge(judge)
 
 
-class ScoreJudge:
+class ScoreJudge(PairJudge):
     """Differences of a judge's scores, in standard deviations of the start samples within prompts."""
 
     unit = "sd"
     limit = CLIP
-    labels_per_pair = 2
-    at_once: int | None = 8
     calibrates = True
 
     def __init__(self, judge: Judge) -> None:
         self.name, self.judge = judge.name, judge
-        self.scale: float | None = None
 
     def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
         """See `PairJudge`."""
@@ -190,27 +188,12 @@ class WinJudge(ScoreJudge):
         return np.sign(scores[0] - scores[1])
 
 
-class PreferenceJudge:
-    """A judge who says which one is better and not by how much, so that no unit is measured."""
-
-    unit = WINS
-    limit = 1.0
-    calibrates = False
-    scale: float | None = None
-
-    def calibrate(self, prompts: Sequence[Prompt], first: Sequence[str], second: Sequence[str]) -> None:
-        """See `PairJudge`: there is nothing to measure."""
-
-
-class OrderedPairJudge(PreferenceJudge):
+class OrderedPairJudge(PairJudge):
     """A language model in mode pairwise, which is shown each pair in both orders: 1, 1/2, 0, -1/2 or -1; NaN unread.
 
     Args:
         judge: whom to ask.
     """
-
-    labels_per_pair = 2
-    at_once: int | None = 8
 
     def __init__(self, judge: "LanguageModelJudge") -> None:
         self.name, self.judge = judge.name, judge
@@ -222,7 +205,7 @@ class OrderedPairJudge(PreferenceJudge):
         return self.judge.compare(prompts, later, earlier)
 
 
-class PeopleJudge(PreferenceJudge):
+class PeopleJudge(PairJudge):
     """People who fill in a column: 1 where the later response is preferred, -1 where the earlier one is, 0 for a tie.
 
     The files are those of `rm-opt data propose`, and do not say which response is whose.
@@ -233,7 +216,7 @@ class PeopleJudge(PreferenceJudge):
 
     name = "people"
     labels_per_pair = 1
-    at_once: int | None = None
+    at_once = None
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -15,9 +15,8 @@ prompts, nor where some of them were clipped and the interval of these as they a
 for what is served (`policy.confirmation`). Waiting costs steps of the training: what is kept is chosen by the curve.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 from scipy.stats import norm
@@ -25,20 +24,16 @@ from scipy.stats import norm
 from rmcore.core.arrays import FloatArray
 from rmcore.evaluation.uncertainty import bounded_mean, unseen_share
 from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, Bet
-from rmcore.policy.stopping.chosen_pairs import Chosen, PairChooser
 
-Action = Literal["go_on", "lower_kl", "stop"]
+Action = Literal["go_on", "stop"]
 CAUTIOUS = 0.5
 """Standard deviations by which the gain of what is kept is taken lower than expected."""
-FIRST_SPREAD, FIRST_WEIGHT = 1.5, 8.0
-"""Variance of a group's value before any is known, two responses differing by about sqrt(2) standard deviations less
-what the reward model explains, and the judged pairs that this guess counts for."""
+FIRST_SPREAD, FIRST_WEIGHT = 2.0, 8.0
+"""Variance of a difference before any is known, two responses differing by about sqrt(2) standard deviations, and the
+judged pairs that this guess counts for."""
 FAR_BACK = 0.5
 """Share of the newest checkpoint's KL that an earlier one has at most, to show that the true reward has stopped
 gaining: close neighbours are always alike."""
-CANDIDATES = 2
-"""Fresh prompts answered for each judged pair, one of which, drawn evenly, is judged: what the reward model says of the
-other one counts too (`chosen_pairs`). With more of them the bound of a value grows, and prompts run out sooner."""
 LEVEL = 0.05
 """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
 AGREES = 1 - LEVEL / 3
@@ -143,15 +138,6 @@ class GainCurve:
         fall = (rise**2 + spread**2) * norm.cdf(-rise / spread) - rise * spread * norm.pdf(rise / spread)
         return int(places[int(np.argmax(fall))])
 
-    def to_dict(self) -> dict[str, Any]:
-        """Its whole state, JSON-ready, for `restore`."""
-        return {"along": self._along, "roots": self._roots, "compared": self._seen}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the state that `to_dict` gave."""
-        self._along, self._roots = list(state["along"]), list(state["roots"])
-        self._seen = [tuple(one) for one in state["compared"]]
-
     def best(self, among: list[int], cautious: float) -> int:
         """The checkpoint with the largest lower bound of its gain over the start.
 
@@ -173,9 +159,8 @@ class Look:
     kl: nats from the start policy.
     reference: number of the checkpoint that it was compared with.
     num_pairs: judged.
-    difference: mean of the groups' values, and its standard error.
-    gained, stopped, turned: evidence for each, in nats; `needed` convinces that it has turned, `needed_to_stop` that it
-        has stopped.
+    difference: mean of the judged ones, and its standard error; None where no judgement could be read.
+    gained, stopped, turned: evidence for each, in nats; `needed` convinces that it has turned, or stopped.
     best: number of the checkpoint that would be kept now.
     gains: mean and standard deviation of each checkpoint's gain over the start, as far as is known.
     action: what to do, and why.
@@ -186,13 +171,12 @@ class Look:
     kl: float
     reference: int
     num_pairs: int
-    difference: float
-    error: float
+    difference: float | None
+    error: float | None
     gained: float
     stopped: float
     turned: float
     needed: float
-    needed_to_stop: float
     best: int
     gains: list[tuple[float, float]]
     action: Action
@@ -201,9 +185,9 @@ class Look:
 
 @dataclass
 class Staked:
-    """Evidence as it was judged on which a bet staked: values of groups, not clipped, and how many the bet saw clipped.
+    """Differences as they were judged on which a bet staked, not clipped, and how many the bet saw clipped.
 
-    limit: size that a clipped value has at least.
+    limit: size at which they are clipped.
     fewest: values without which nothing is claimed; 0 where differences cannot exceed the limit.
     """
 
@@ -249,40 +233,34 @@ class Staked:
 
 
 class Watch:
-    """Keeps the evidence of one training.
+    """Keeps the evidence of one training; the same pairs and judgements give the same evidence again.
 
     Args:
-        labels: that may be used, at most.
-        num_looks: that are planned, among which the labels are shared.
+        pairs: that may be judged, at most, each on a prompt of its own: further labels of a prompt tell of that prompt
+            again, and bets on them are won by what its first ones showed.
+        num_looks: that are planned, among which the pairs are shared.
         limit: size at which a judged difference is clipped.
-        num_prompts: that there are; each enters one group at most, because further labels of a prompt tell of that
-            prompt again, and bets on them are won by what its first ones showed. None: as many as the labels take.
-        labels_per_pair: that the judge takes.
         unit: of a difference, in words.
-        can_lower_kl: whether a KL penalty can be raised.
         useful_gain: over a checkpoint of half the distance; less of it is none, in the same unit.
         is_clipped: whether differences may be larger than the limit; not where they are wins and losses.
     """
 
     def __init__(
         self,
-        labels: int,
+        pairs: int,
         *,
         num_looks: int,
         limit: float,
-        num_prompts: int | None = None,
-        labels_per_pair: int = 2,
         unit: str = "sd",
-        can_lower_kl: bool = False,
         useful_gain: float = USEFUL_GAIN,
         is_clipped: bool = True,
     ) -> None:
-        self.labels, self.num_looks, self.unit, self.can_lower_kl = labels, num_looks, unit, can_lower_kl
-        self.labels_per_pair, self.num_prompts, self.useful_gain = labels_per_pair, num_prompts, useful_gain
+        self.pairs, self.num_looks, self.limit, self.unit = pairs, num_looks, limit, unit
+        self.useful_gain = useful_gain
         self.curve = GainCurve()
-        self.chooser = PairChooser(limit, CANDIDATES)
-        self.labels_used = 0
-        self.prompts_used = 0
+        self.pairs_asked = 0
+        """Of all looks that were begun."""
+        self.pairs_judged = 0
         self.kept = [0]
         """Numbers of the checkpoints whose weights are still there."""
         self.steps = [0]
@@ -290,51 +268,39 @@ class Watch:
         self._gained = Bet(0.0, "above", LEVEL / 2)
         self._fewest = FEWEST_TO_SHOW if is_clipped else 0
         self._staked = {name: self._none_staked() for name in ("gained", "stopped", "turned")}
-        self._stopped, self._turned = self._stopping(), Bet(0.0, "below", LEVEL)
+        self._stopped, self._turned = Bet(useful_gain, "below", LEVEL), Bet(0.0, "below", LEVEL)
         self._spread, self._weight = FIRST_SPREAD, FIRST_WEIGHT
-        self._lowered = False
         self._reference, self._known = 0, (0.0, 0.0)
         self._values: list[float] = []
 
-    def begin(self, step: int, kl: float, reference: int | None = None) -> int:
-        """Begin a look at a new checkpoint; the number of the earlier one to compare it with.
+    def begin(self, step: int, kl: float, reference: int | None = None) -> tuple[int, int]:
+        """Begin a look at a new checkpoint: the number of the earlier one to compare it with, and of pairs to judge.
+
+        The pairs are an equal share of those that are left.
 
         Args:
             step: of the policy.
             kl: nats from the start.
             reference: that an earlier call gave for this look; None: it is chosen.
         """
+        num_pairs = (self.pairs - self.pairs_asked) // max(1, self.num_looks - (len(self.curve) - 1))
+        self.pairs_asked += num_pairs
         self.curve.add_checkpoint(kl)
         self._values = []
         self.steps.append(step)
         self.kls.append(kl)
         self._reference = self.curve.informative_reference(self.kept) if reference is None else reference
         self._known = self.curve.difference(len(self.curve) - 1, self._reference)
-        return self._reference
+        return self._reference, num_pairs
 
-    def num_pairs(self) -> int:
-        """Pairs that the next look may have judged: an equal share of the labels and of the prompts that are left."""
-        looks_left = max(1, self.num_looks - (len(self.curve) - 1))
-        by_labels = (self.labels - self.labels_used) // (self.labels_per_pair * looks_left)
-        if self.num_prompts is None:
-            return by_labels
-        return min(by_labels, (self.num_prompts - self.prompts_used) // (CANDIDATES * looks_left))
-
-    def see(self, chosen: Chosen, number: int, difference: float) -> bool:
-        """Take up the judgement of group `number`: the newest checkpoint's response less the earlier one's.
-
-        Args:
-            chosen: the groups of this look.
-            number: of the group.
-            difference: as judged.
+    def see(self, judged: float) -> bool:
+        """Take up a judged difference: the newest checkpoint's response less the earlier one's, not clipped.
 
         Returns:
             Whether more judgements can still change what follows: not where the true reward has turned.
         """
         newest = len(self.curve) - 1
-        as_judged = chosen.value(number, difference)
-        difference = min(max(difference, -self.chooser.limit), self.chooser.limit)
-        value = chosen.value(number, difference)
+        value = min(max(judged, -self.limit), self.limit)
         expected, unsure = self._known
         if self._values:  # what this look has seen so far counts as well
             share = unsure / (unsure + self._spread / len(self._values))
@@ -344,15 +310,12 @@ class Watch:
         bets = {"gained": self._gained, "turned": self._turned} | ({"stopped": self._stopped} if may_stop else {})
         for name, bet in bets.items():
             before = bet.log_wealth
-            bet.settle(
-                value, expected=expected, spread=self._spread + unsure, low=-self.chooser.bound, high=self.chooser.bound
-            )
+            bet.settle(value, expected=expected, spread=self._spread + unsure, low=-self.limit, high=self.limit)
             if bet.log_wealth != before:
-                self._staked[name].values.append(as_judged)
-                self._staked[name].num_clipped += as_judged != value
+                self._staked[name].values.append(judged)
+                self._staked[name].num_clipped += judged != value
         self._values.append(value)
-        self.labels_used += self.labels_per_pair
-        self.chooser.learn(float(chosen.proxy[number]), difference)
+        self.pairs_judged += 1
         return not self._won("turned", self._turned)
 
     def _won(self, name: str, bet: Bet) -> bool:
@@ -369,7 +332,7 @@ class Watch:
                 self._weight += len(values) - 1
             self.curve.compare(newest, self._reference, float(values.mean()), self._spread / len(values))
         best = self.curve.best(self.kept, CAUTIOUS)
-        before = self._gained, self._stopped, self._turned  # what follows may begin them again
+        gained = self._gained.log_wealth  # what follows may begin it again
         action, reason = self._decide(best)
         mean, covariance = self.curve.posterior()
         return Look(
@@ -378,13 +341,12 @@ class Watch:
             kl=self.kls[-1],
             reference=self._reference,
             num_pairs=len(values),
-            difference=float(values.mean()) if len(values) else float("nan"),
-            error=(self._spread / len(values)) ** 0.5 if len(values) else float("nan"),
-            gained=before[0].log_wealth,
-            stopped=before[1].log_wealth,
-            turned=before[2].log_wealth,
-            needed=before[2].needed,
-            needed_to_stop=before[1].needed,
+            difference=float(values.mean()) if len(values) else None,
+            error=(self._spread / len(values)) ** 0.5 if len(values) else None,
+            gained=gained,
+            stopped=self._stopped.log_wealth,
+            turned=self._turned.log_wealth,
+            needed=self._turned.needed,
             best=best,
             gains=[
                 (float(gain), float(max(var, 0.0) ** 0.5)) for gain, var in zip(mean, np.diag(covariance), strict=True)
@@ -406,11 +368,7 @@ class Watch:
         self.kept = [number for number in self.kept if number not in gone]
 
     def _none_staked(self) -> Staked:
-        return Staked(self.chooser.bound, self._fewest)
-
-    def _stopping(self) -> Bet:
-        """A bet that the gain has stopped; two if the first only lowers the distance: together wrong with `LEVEL`."""
-        return Bet(self.useful_gain, "below", LEVEL / 2 if self.can_lower_kl else LEVEL)
+        return Staked(self.limit, self._fewest)
 
     def _decide(self, best: int) -> tuple[Action, str]:
         at_best = f"step {self.steps[best]}" if best else "the start"
@@ -418,10 +376,6 @@ class Watch:
             return "stop", f"the true reward has turned: the policy is worse than at an earlier step; back to {at_best}"
         if self._won("stopped", self._stopped):
             less = f"it gains less than {self.useful_gain:g} {self.unit} since half of its distance"
-            if self.can_lower_kl and not self._lowered:
-                self._lowered = True
-                self._stopped, self._staked["stopped"] = self._stopping(), self._none_staked()
-                return "lower_kl", f"the true reward has stopped gaining: {less}; held at the distance of {at_best}"
             return "stop", f"the true reward has stopped gaining: {less}; back to {at_best}"
         for name, what, bet in (("turned", "turned", self._turned), ("stopped", "stopped gaining", self._stopped)):
             if bet.won:
@@ -431,33 +385,3 @@ class Watch:
             self._gained = Bet(0.0, "above", self._gained.level / 2)  # all of them together: the chance `LEVEL`
             return "go_on", "still gaining: shown to be better than an earlier step"
         return "go_on", "nothing is shown yet"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Its whole state, JSON-ready, for `restore`."""
-        return {
-            "curve": self.curve.to_dict(),
-            "chooser": self.chooser.to_dict(),
-            "labels_used": self.labels_used,
-            "prompts_used": self.prompts_used,
-            "kept": self.kept,
-            "steps": self.steps,
-            "kls": self.kls,
-            "bets": [(bet.level, bet.log_wealth, bet.won) for bet in (self._gained, self._stopped, self._turned)],
-            "staked": {name: [staked.values, staked.num_clipped] for name, staked in self._staked.items()},
-            "spread": [self._spread, self._weight],
-            "lowered": self._lowered,
-        }
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Take up the state that `to_dict` gave between two looks."""
-        self.curve.restore(state["curve"])
-        self.chooser.restore(state["chooser"])
-        self.labels_used, self.kept = state["labels_used"], list(state["kept"])
-        self.prompts_used = state["prompts_used"]
-        self.steps, self.kls = list(state["steps"]), list(state["kls"])
-        for bet, kept in zip((self._gained, self._stopped, self._turned), state["bets"], strict=True):
-            bet.level, bet.log_wealth, bet.won = kept
-        for name, (values, num_clipped) in state["staked"].items():
-            self._staked[name] = Staked(self.chooser.bound, self._fewest, list(values), num_clipped)
-        self._spread, self._weight = state["spread"]
-        self._lowered = state["lowered"]

@@ -142,9 +142,9 @@ def _samples(parity: Mapping[str, Any] | None) -> str:
         return "samples: drawn in the training's process"
     return (
         "samples: drawn by a vLLM that has each step's own weights; over the "
-        f"{parity['num_tokens']:,} tokens of {parity['num_steps']} steps its log-probabilities are "
-        f"{parity['mean_difference']:.2g} nats from the trainer's on average and {parity['max_difference']:.2g} at "
-        f"most, which truncated importance sampling corrects; {parity['truncated_share']:.2%} of its weights were cut"
+        f"tokens of {parity['num_steps']} steps its log-probabilities are {parity['mean_difference']:.2g} nats from "
+        f"the trainer's on average and {parity['max_difference']:.2g} at most, which truncated importance sampling "
+        "corrects"
     )
 
 
@@ -164,7 +164,7 @@ def _watch_block(record: Mapping[str, Any]) -> list[Block]:
                     f"{look['kl']:.2f}",
                     "the start" if look["reference"] == 0 else str(steps[look["reference"]]),
                     str(look["num_pairs"]),
-                    f"{look['difference']:+.2f} ± {look['error']:.2f}",
+                    "unreadable" if look["difference"] is None else f"{look['difference']:+.2f} ± {look['error']:.2f}",
                     f"{look['turned']:+.1f}",
                     f"{look['stopped']:+.1f}",
                     f"{look['action'].replace('_', ' ')}: {look['reason']}",
@@ -411,10 +411,7 @@ def _evidence(ax: "Axes", watches: Sequence[Mapping[str, Any]], looks: Sequence[
     if not looks:
         style.note(ax, "there was no look")
         return
-    needed, to_stop = (max(look[key] for look in looks) for key in ("needed", "needed_to_stop"))
+    needed = max(look["needed"] for look in looks)
     ax.axhline(needed, color=style.INK, linestyle="--", linewidth=1.1, label=f"convinces ({needed:.1f})")
-    if to_stop > needed:
-        label = f"convinces that it has stopped ({to_stop:.1f})"
-        ax.axhline(to_stop, color=style.PINK, linestyle="--", linewidth=1.1, label=label)
     style.whole_ticks(ax.xaxis)
     style.legend_below(ax, columns=1)

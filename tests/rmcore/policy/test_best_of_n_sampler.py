@@ -81,11 +81,6 @@ def test_a_reward_that_is_no_number_is_named(policy, broken):
     assert "'What is 2 + 2?'" in said
 
 
-def test_one_number_a_response_is_asked_for(policy):
-    with pytest.raises(ModelError, match=r"shape \(6, 2\) for 6 responses"):
-        sampler(policy, Rewards(lambda response: [0.0, 1.0])).sample(PROMPTS[:1])
-
-
 def test_edges(policy):
     assert sampler(policy, Rewards(len)).sample([]) == []
     with pytest.raises(DataError, match="too long"):

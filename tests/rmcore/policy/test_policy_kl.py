@@ -66,14 +66,3 @@ def test_it_is_zero_for_the_same_model_and_never_negative():
     first = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64).log()  # rules a token out, which adds nothing
     second = torch.tensor([[0.25, 0.5, 0.25]], dtype=torch.float64).log()
     assert float(policy_meter._kl(first, second)) == pytest.approx(0.5 * math.log(2))
-
-
-@pytest.mark.slow
-def test_how_many_are_computed_together_changes_nothing_and_modes_stay(monkeypatch):
-    policy, reference = new_model(0).train(), new_model(1)
-    examples = [Example(PROMPT[: 1 + index % 3], response) for index, response in enumerate(responses())]
-    together = sequence_kl(policy, reference, examples)
-    monkeypatch.setattr(policy_meter, "TOKENS_AT_ONCE", 11)
-    np.testing.assert_allclose(sequence_kl(policy, reference, examples), together, rtol=1e-5, atol=1e-7)
-    assert policy.training
-    assert not reference.training

@@ -7,7 +7,7 @@ import pytest
 from rmcore.evaluation.uncertainty import t_interval
 from rmcore.policy.confirmation import ServedGain
 from rmcore.policy.grpo.policy_meter import QUANTITIES
-from rmcore.policy.grpo.rlhf_record import curve_of, final_of, parity_of, verdict_of_watch
+from rmcore.policy.grpo.rlhf_record import curve_of, final_of, verdict_of_watch
 
 NUM_PROMPTS, TRUTH, EXPERIMENTS = 48, 0.3, 200
 
@@ -61,27 +61,13 @@ def test_what_does_not_vary_at_all_is_certain(num_seeds):
     assert point["ci_low"] == point["value"] == point["ci_high"] == TRUTH
 
 
-def test_parity_weighs_steps_by_their_tokens():
-    rows = [
-        {"step": 1, "num_tokens": 100, "mean_difference": 0.1, "max_difference": 0.4,
-         "truncated_share": 0.0},
-        {"step": 4, "num_tokens": 300, "mean_difference": 0.3, "max_difference": 0.9,
-         "truncated_share": 0.04},
-    ]  # fmt: skip
-    assert parity_of(rows) == {
-        "num_steps": 2, "num_tokens": 400, "mean_difference": pytest.approx(0.25), "max_difference": 0.9,
-        "truncated_share": pytest.approx(0.03),
-    }  # fmt: skip
-    assert parity_of([]) is None
-
-
 def watched(*actions, kept=0):
     looks = [{"action": action, "reason": f"look {number}"} for number, action in enumerate(actions)]
     return {"looks": looks, "unit": "sd", "kept_step": kept, "kept_kl": 1.0, "final": None, "labels": 648}
 
 
 def test_a_start_that_is_kept_for_want_of_evidence_is_no_refusal_and_a_refused_training_says_why():
-    found = verdict_of_watch([watched("go_on", "go_on"), watched("go_on", "lower_kl")], None)
+    found = verdict_of_watch([watched("go_on", "go_on"), watched("go_on")], None)
     assert found["status"] == "unclear"
     assert "1,296 labels showed neither a gain nor that the true reward turned" in found["headline"]
     never = verdict_of_watch([watched("go_on", "stop")], None)

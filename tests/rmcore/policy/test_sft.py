@@ -66,31 +66,6 @@ def test_log_probabilities_are_those_of_each_response_alone(model, examples):
     assert found.tolist() == pytest.approx([alone(model, one) for one in examples], rel=1e-4, abs=1e-4)
 
 
-class Watched(torch.nn.Module):
-    """Keeps the logits, to ask for their gradient."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs):
-        out = self.model(**inputs)
-        self.logits = out.logits
-        self.logits.retain_grad()
-        return out
-
-
-@settings(max_examples=10)
-@given(examples=st.lists(example, min_size=1, max_size=4))
-def test_only_predictions_of_response_tokens_are_taught(model, examples):
-    watched = Watched(model)
-    response_log_probs(watched, examples).sum().backward()
-    taught = watched.logits.grad.abs().sum(dim=2) > 0  # (E, L)
-    for row, one in zip(taught.tolist(), examples, strict=True):
-        first = len(one.prompt) - 1  # where the first response token is predicted
-        assert [place for place, is_taught in enumerate(row) if is_taught] == [*range(first, first + len(one.response))]
-
-
 def test_the_loss_of_a_step_is_the_mean_over_its_response_tokens(model):
     examples = drawn(20)
     expected = -sum(alone(model, one) for one in examples) / sum(len(one.response) for one in examples)

@@ -1,12 +1,25 @@
 """The loop that asks vLLM runs apart from its caller; what vLLM itself does is tested with the services."""
 
 import asyncio
+import contextlib
 import os
 import signal
 
 import pytest
 
-from rmcore.policy.sampling import vllm_sampler
+from rmcore.policy.sampling.vllm_sampler import RunningVllm
+
+
+class Idle:
+    """In vLLM's place."""
+
+    ended = False
+
+    async def start(self, folder):
+        pass
+
+    async def stop(self):
+        self.ended = True
 
 
 @pytest.fixture
@@ -17,30 +30,29 @@ def hears_ctrl_c():
     signal.signal(signal.SIGINT, before)
 
 
-def test_ctrl_c_ends_what_runs_apart_and_waits_for_its_end(hears_ctrl_c):
-    ended = []
+def test_ctrl_c_ends_what_runs_apart_and_waits_for_its_end(hears_ctrl_c, tmp_path):
+    ended, vllm = [], Idle()
+    running = RunningVllm(vllm, tmp_path, tmp_path / "log")
 
     async def work():
         try:
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
         finally:
-            await asyncio.sleep(0)
             ended.append(True)
 
     with pytest.raises(KeyboardInterrupt):
-        vllm_sampler._run(work())
-    assert ended == [True]
+        running.insist(work, tmp_path)
+    running.close()
+    assert ended == [vllm.ended] == [True]
 
 
-def test_it_runs_where_an_event_loop_runs_already():
-    ended = []
-
+def test_it_runs_where_an_event_loop_runs_already(tmp_path):
     async def work():
-        ended.append(True)
+        return 7
 
     async def notebook():
-        vllm_sampler._run(work())
+        with contextlib.closing(RunningVllm(Idle(), tmp_path, tmp_path / "log")) as running:
+            return running.insist(work, tmp_path)
 
-    asyncio.run(notebook())
-    assert ended == [True]
+    assert asyncio.run(notebook()) == 7
