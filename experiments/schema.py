@@ -7,7 +7,6 @@ whatever does not fit is refused, naming the field.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, product
-from math import prod
 from pathlib import PurePath
 from typing import Annotated, Any, Literal, Self
 
@@ -17,8 +16,6 @@ from rmcore.config.base import Settings
 from rmcore.config.pipeline import Changes, PipelineConfig, change_config
 from rmcore.core.metrics import CELL_METRICS, CELL_STAGES
 
-MOST_ARMS = 1000
-"""Arms of one experiment: more would be listed for minutes before the first of them trains."""
 FILE_ENDINGS = (".parquet", ".json", ".jsonl", ".csv", ".gz")
 """Endings of data files; a relative name without one may be of the hub, where `owner/` is part of it."""
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9 _.-]{0,60}$")]
@@ -195,16 +192,8 @@ class Experiment(Settings):
         """The arms in declared order, equal ones merged into the first of them.
 
         Raises:
-            ValueError: there are more than `MOST_ARMS`, or a change names no setting or gives a config that is not
-                allowed; names the arm.
+            ValueError: a change names no setting or gives a config that is not allowed; names the arm.
         """
-        counts = [len(factor.levels) for factor in self.factors]
-        number = prod(counts) if self.design == "grid" else 1 + sum(counts)
-        if number > MOST_ARMS:
-            raise ValueError(
-                f"factors: their levels make {number:,} arms, and an experiment compares at most {MOST_ARMS:,}; name "
-                "fewer levels, or vary them one_at_a_time"
-            )
         named = self.grid() if self.design == "grid" else self._one_at_a_time()
         arms: list[Arm] = []
         for name, changes in named:

@@ -263,13 +263,19 @@ def _check_causal(name: str, config: PretrainedConfig) -> None:
 
 
 def _stop_ids(folder: Path, config: PretrainedConfig, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    stop_ids: set[int] = set()
-    named: list[Any] = [tokenizer.eos_token_id, getattr(config.get_text_config(), "eos_token_id", None)]
+    named: list[Any] = [config.get_text_config()]
     if (folder / "generation_config.json").is_file():
-        named.append(guard(str(folder), lambda: GenerationConfig.from_pretrained(folder)).eos_token_id)
-    for ids in named:
-        stop_ids.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
-    return tuple(sorted(stop_ids))
+        named.append(guard(str(folder), lambda: GenerationConfig.from_pretrained(folder)))
+    return stop_ids(tokenizer, *named)
+
+
+def stop_ids(tokenizer: PreTrainedTokenizerBase, *configs: Any) -> tuple[int, ...]:
+    """Tokens that end a response: those of a tokenizer and of configurations together."""
+    found: set[int] = set()
+    for named in (tokenizer, *configs):
+        ids = getattr(named, "eos_token_id", None)
+        found.update([] if ids is None else [ids] if isinstance(ids, int) else ids)
+    return tuple(sorted(found))
 
 
 def load_weights(policy: Policy, dtype: torch.dtype) -> Any:

@@ -52,15 +52,6 @@ def test_a_grid_has_every_combination_of_levels():
     assert len(set(seen.values())) == 4
 
 
-def test_a_grid_of_more_arms_than_can_be_listed_is_refused():
-    factors = [
-        {"name": name, "levels": {str(level): {f"train.{name}": level / 100} for level in range(1, 31)}}
-        for name in ("lr", "weight_decay", "label_smoothing", "clip")
-    ]
-    with pytest.raises(ValidationError, match=r"make 810,000 arms"):
-        declare(factors=factors, control="base", hypotheses=[])
-
-
 def test_one_at_a_time_has_the_base_and_each_level_alone():
     experiment = declare(factors=[RATES, WARMUP], design="one_at_a_time", control="base", hypotheses=[])
     assert names(experiment) == ["base", "lr=low", "lr=high", "warmup=0", "warmup=10"]

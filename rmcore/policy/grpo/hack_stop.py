@@ -259,7 +259,8 @@ class HackStop(TrainerCallback):
 
     def _keep_readable(self) -> None:
         """Leave out the prompts that the policy cannot answer, which are counted and said on stderr."""
-        self.prompts = self._sampled.readable(self.prompts)
+        readable = self._sampled.policy.readable_ids(self.prompts, self.max_new_tokens)
+        self.prompts = [self.prompts[place] for place in readable]
         if len(self.prompts) < FEWEST_PROMPTS:
             raise ConfigError(
                 f"the policy can answer {len(self.prompts)} of the held-out prompts, and a watch wants at least "

@@ -15,7 +15,7 @@ from rmcore.core.errors import TrainingError
 from rmcore.core.files import atomic_file
 from rmcore.data.pair import Prompt
 from rmcore.policy.grpo.policy_meter import TOKENS_AT_ONCE, draw
-from rmcore.policy.policy import Policy
+from rmcore.policy.policy import Policy, stop_ids
 from rmcore.policy.sampling.sampler import whole_distribution
 from rmcore.policy.sft import Example, longest_first, response_log_probs
 
@@ -85,10 +85,6 @@ class PolicyInTraining:
     def __init__(self, policy: Policy, *, temperature: float, max_new_tokens: int) -> None:
         self.policy, self.temperature, self.max_new_tokens = policy, temperature, max_new_tokens
 
-    def readable(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Those of the prompts that the policy can answer; the others are counted and said on stderr."""
-        return [prompts[place] for place in self.policy.readable_ids(prompts, self.max_new_tokens)]
-
     def answers(self, model: Any, prompts: Sequence[Prompt], seed: int) -> list[str]:
         """One response to each of N prompts."""
         return [self.policy.response_text(row) for row in self._drawn(model, prompts, seed)[1]]
@@ -132,9 +128,6 @@ class PolicyInTraining:
 
 def policy_of(model: Any, tokenizer: Any) -> Policy:
     """A trainer's model as a policy: its tokenizer's and its configurations' tokens end a response."""
-    stops = {tokenizer.eos_token_id}
-    for config in (model.config.get_text_config(), model.generation_config):
-        ends = getattr(config, "eos_token_id", None)
-        stops.update([] if ends is None else [ends] if isinstance(ends, int) else ends)
     name = str(model.config.name_or_path)
-    return Policy(name, Path(name), model.config, tokenizer, tuple(sorted(stops - {None})))
+    ends = stop_ids(tokenizer, model.config.get_text_config(), model.generation_config)
+    return Policy(name, Path(name), model.config, tokenizer, ends)

@@ -53,19 +53,9 @@ def read_samples(path: Path) -> pd.DataFrame:
 
 
 def pools(samples: pd.DataFrame, prompt: str, reward: str) -> list[FloatArray]:
-    """Rewards of the samples of each prompt, in the order in which prompts first appear.
-
-    Raises:
-        DataError: a column is missing or its values are no numbers.
-    """
-    for name in (prompt, reward):
-        if name not in samples:
-            raise DataError(f"there is no column {name!r} among {', '.join(map(str, samples.columns))}; name another.")
-    values = pd.to_numeric(samples[reward], errors="coerce").to_numpy(dtype=np.float64)
-    if len(values) and np.isnan(values).all():
-        raise DataError(f"column {reward!r} holds no numbers; name the column of the rewards.")
-    groups = samples.groupby(prompt, sort=False).indices
-    return [values[rows] for rows in groups.values()]
+    """Rewards of the samples of each prompt, in the order in which prompts first appear."""
+    values = samples[reward].to_numpy(dtype=np.float64)
+    return [values[rows] for rows in samples.groupby(prompt, sort=False).indices.values()]
 
 
 @dataclass(frozen=True, slots=True)
