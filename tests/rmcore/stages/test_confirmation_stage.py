@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import policy_chain
-from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
+from rmcore.core.errors import DataError, JudgementsWantedError
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs, write_pairs
 from rmcore.models.reward_model import BradleyTerryRM
@@ -187,10 +187,3 @@ def test_people_judge_it_round_by_round_and_are_not_asked_more_than_it_takes(tmp
     table = pd.read_parquet(tmp_path / "out" / "served.parquet")
     assert record["num_labels"] == (table["chosen"] != table["other"]).sum()  # nobody is asked about equal ones
     assert record["judge"] == "people"
-
-
-def test_without_a_judge_it_is_refused(tmp_path, chain):
-    config = policy_chain.changed(FEW, data={"source": "pairs.csv"})
-    upstream = {name: ref.folder for name, ref in chain.upstream("confirmation").items()}
-    with pytest.raises(ConfigError, match=r"policy\.judge"):
-        run_stage("confirmation", config, upstream, tmp_path)

@@ -12,7 +12,7 @@ import pytest
 import policy_chain
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.core.errors import ConfigError, DataError, JudgementsWantedError
+from rmcore.core.errors import ConfigError, JudgementsWantedError
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.policy_meter import QUANTITIES
@@ -118,25 +118,6 @@ def test_several_rewards_are_said_each_with_how_it_moved_and_a_judge_of_ones_own
     assert len({key(None), key({str(other): 0.5}), key({str(other): 1.0}), key({"brief:reward": 0.5})}) == 4
 
 
-@pytest.mark.slow
-def test_a_watched_training_keeps_what_it_has_shown_and_says_what_it_cost(chain, tmp_path):
-    watch = WatchConfig(labels=80, final_labels=24)
-    record = run_alone(chain, tmp_path / "out", changed(CONFIG, rlhf={"watch": watch, "num_seeds": 1}))
-    for one in record["seeds"]:
-        seen = one["watch"]
-        assert [look["step"] for look in seen["looks"]] == [2, 4][: len(seen["looks"])]
-        assert seen["labels"] <= 80 + 48  # the unit is measured once more
-        assert seen["kept_step"] in (0, 2, 4)
-        assert (seen["final"] is None) == (seen["kept_step"] == 0 and seen["final_labels"] == 0)
-        if seen["final"] is not None:
-            assert len(seen["final"]["path"]) == 12
-            low, high = seen["final"]["interval"]
-            assert low <= seen["final"]["value"] <= high
-    assert record["verdict"]["status"] in ("rose", "unclear", "refused")
-    assert (tmp_path / "out" / "figures" / "watch.png").is_file()
-    assert Policy.load(tmp_path / "out" / "model").stop_ids
-
-
 def answered(folder):
     """People prefer the first response of every open row; whether there was one."""
     found = False
@@ -168,6 +149,8 @@ def test_people_judge_between_calls_and_no_step_is_trained_twice(chain, tmp_path
     assert sorted(rollouts["step"].unique()) == [1, 2, 3, 4][: record["seeds"][0]["watch"]["looks"][-1]["step"]]
     assert rollouts.groupby("step").size().nunique() == 1
     assert record["judge"] == "people"
+    assert (tmp_path / "out" / "figures" / "watch.png").is_file()
+    assert Policy.load(tmp_path / "out" / "model").stop_ids
 
 
 def test_a_watch_without_a_judge_is_refused_before_anything_runs():
@@ -186,15 +169,6 @@ def test_a_watch_without_a_judge_is_refused_before_anything_runs():
         RlhfConfig(kl_target=1.0, watch=WatchConfig())
     with pytest.raises(ValueError, match="kept to by the watch"):
         RlhfConfig(kl_target=1.0, kl_beta=0.1)
-
-
-@pytest.mark.slow
-def test_a_judge_that_gives_no_number_is_named(chain, tmp_path, monkeypatch):
-    (tmp_path / "odd.py").write_text("def judge(prompt, response):\n    return float('nan')\n")
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "odd", raising=False)
-    with pytest.raises(DataError, match=r"policy\.judge=odd:judge gave"):
-        run_alone(chain, tmp_path / "out", changed(CONFIG, policy={"judge": "odd:judge"}))
 
 
 @pytest.mark.slow

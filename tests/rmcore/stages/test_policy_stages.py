@@ -87,18 +87,6 @@ def test_names_that_are_built_in_are_no_folders_of_whoever_stands_beside_them(ch
     assert {name: chain.key(name) for name in before} == before
 
 
-@pytest.mark.slow
-def test_an_interrupted_sampling_goes_on_and_draws_the_same(chain, samples, tmp_path):
-    """A kill leaves whole lines and half a line."""
-    lines = (chain.folder("samples") / "drawn.jsonl").read_bytes().splitlines(keepends=True)
-    whole = b"".join(lines[:4])
-    (tmp_path / "drawn.jsonl").write_bytes(whole + lines[4][:20])
-    run_alone("samples", chain, tmp_path)
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "samples.parquet"), samples)
-    kept = [json.loads(line) for line in (tmp_path / "drawn.jsonl").read_bytes().splitlines()[:4]]
-    assert kept == [json.loads(line) for line in lines[:4]]
-
-
 @pytest.fixture(scope="module")
 def by_the_world(chain):
     """The same run with the world's own writer for a policy."""
