@@ -189,7 +189,7 @@ def test_broken_weights_and_those_that_vllm_computes_otherwise_are_not_drawn_fro
     with pytest.raises(ModelError, match="diverged"):
         served.publish(broken)
     assert served._vllm.exit_status is None
-    served._run(served._vllm.reload(served._write(broken, version + 1)))
+    served._running.run(served._vllm.reload(served._write(broken, version + 1)))
     with pytest.raises(ModelError, match="NaN or infinite: its weights are broken"):
         served.draw([served.policy.prompt_ids(PROMPTS[0])], SETTINGS)
     odd = moved(load_weights(served.policy, torch.float32), 12)
