@@ -15,8 +15,7 @@ TRAINING = {
         "rmcore.cli.measure:diff", "Compare two reward models on the same pairs: difference, interval, sign-flip test."
     ),
     "export": Listed(
-        "rmcore.cli.export:export",
-        "Write a checkpoint as one plain Hugging Face folder with its model card; --push publishes it.",
+        "rmcore.cli.export:export", "Write a checkpoint as one plain Hugging Face folder with its model card."
     ),
 }
 POLICIES = {

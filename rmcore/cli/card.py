@@ -43,7 +43,7 @@ USE = """```python
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-NAME = "{repository}"  # this repository, or a folder that holds its files
+NAME = "OWNER/NAME"  # this repository, or a folder that holds its files
 tokenizer = AutoTokenizer.from_pretrained(NAME)
 model = AutoModelForSequenceClassification.from_pretrained(NAME, dtype=torch.float32).eval()
 
@@ -109,12 +109,7 @@ def find_origin(folder: Path) -> Origin:
 
 
 def make_card(
-    origin: Origin,
-    rm: "BradleyTerryRM",
-    digest: str,
-    found: Sequence[Evidence],
-    license_id: str | None,
-    repository: str,
+    origin: Origin, rm: "BradleyTerryRM", digest: str, found: Sequence[Evidence], license_id: str | None
 ) -> "ModelCard":
     """Make the card of the model `rm`, whose files have the `digest`: metadata, then a page.
 
@@ -158,7 +153,7 @@ def make_card(
     blocks = [
         _verdict(judgement),
         Block("What it must not be used for", findings=forbidden),
-        _use(rm, repository),
+        _use(rm),
         Block("What it was made of", tables=(Table(("", ""), list(rows.items()), left=range(2)),)),
         *(sections or [Block("Measurements", ("None were there when this card was written.",))]),
     ]
@@ -185,12 +180,12 @@ def _verdict(judgement: Judgement | None) -> Block:
     return Block(title, text=(Markdown(told), LADDER), findings=(*against, *more))
 
 
-def _use(rm: "BradleyTerryRM", repository: str) -> Block:
+def _use(rm: "BradleyTerryRM") -> Block:
     token_ids, snippet = _token_ids(rm), NO_SNIPPET
     if token_ids is not None:
         example = {"prompt": PROMPT, "response": RESPONSE, "reward": float(rm.score([PROMPT], [RESPONSE])[0])}
         reads = {"token_ids": token_ids, "max_seq_len": rm.renderer.rendering.max_seq_len}
-        snippet = USE.format(repository=repository, **example, **reads)
+        snippet = USE.format(**example, **reads)
     scale = (
         f"Rewards are logits: β = {rm.beta:g} times the difference of two rewards of one prompt are the log-odds that "
         "the first answer is preferred. rm-opt score and rm-opt serve read this folder, too."

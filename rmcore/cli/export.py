@@ -1,4 +1,4 @@
-"""`rm-opt export`: a checkpoint as one plain Hugging Face folder with its model card, here and on the hub."""
+"""`rm-opt export`: a checkpoint as one plain Hugging Face folder with its model card."""
 
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -57,40 +57,23 @@ def export(
         str | None,
         typer.Option("--license", help="Licence of the model, as the hub names it: apache-2.0. Else not stated."),
     ] = None,
-    push: Annotated[
-        str | None,
-        typer.Option(
-            metavar="REPOSITORY",
-            help="Publish the folder on the hub, too: OWNER/NAME, or NAME for one of your own. Private by default; the "
-            "token is that of HF_TOKEN or `hf auth login`.",
-        ),
-    ] = None,
-    public: Annotated[bool, typer.Option("--public", help="Push for everyone to see.")] = False,
-    although_not_ready: Annotated[
-        bool,
-        typer.Option("--although-not-ready", help="Push although its verdict speaks against it; the card says so."),
-    ] = False,
     render_fn: Annotated[str | None, setting(ModelConfig, "render_fn")] = None,
 ) -> None:
-    """Write a checkpoint as one plain Hugging Face folder with its model card; --push publishes it.
+    """Write a checkpoint as one plain Hugging Face folder with its model card.
 
     Adapters are merged in; tokenizer, rendering and a seal are next to the weights, which are safetensors, and rewards
     are compared. The card says what was shown of the model with intervals, its verdict, what it must not be used for,
-    and one reward to check.
+    and one reward to check. `hf upload OWNER/NAME FOLDER` publishes both.
 
     Example: rm-opt export --checkpoint out/best --out shared --evidence metrics.json --license apache-2.0
     """
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out} exists and is not empty, and an export never overwrites; name a new folder.")
-    if push is None and (public or although_not_ready):
-        raise ConfigError("--public and --although-not-ready are about a push: give --push OWNER/NAME.")
-    from rmcore.cli.card import OWN_KEY, find_origin, make_card
-    from rmcore.core.hub import open_repository, upload
+    from rmcore.cli.card import find_origin, make_card
     from rmcore.models.lora import ADAPTER_FOLDER
     from rmcore.models.reward_model import BradleyTerryRM
     from rmcore.models.seal import checkpoint_digest
     from rmcore.reporting.card import highest
-    from rmcore.reporting.verdict_style import VERDICT_STYLES
 
     folder = Path(checkpoint).expanduser().resolve()
     folder = folder.parent if folder.name == ADAPTER_FOLDER else folder
@@ -98,27 +81,18 @@ def export(
     own = [] if origin.run is None else [(origin.run.record, f"run {origin.run.name}")]
     found = _read(evidence or [], own, checkpoint_digest(folder) if folder.is_dir() else None)
     judged = highest(found)
-    if push and judged and VERDICT_STYLES[judged.status].tone == "bad" and not although_not_ready:
-        raise ConfigError(
-            f"the verdict speaks against this model: {judged.headline}. Anyone who loads it may optimise a policy "
-            "against it. Give --although-not-ready to push it all the same; its card says what failed."
-        )
-    there = None if push is None else open_repository(push, is_public=public, own_key=OWN_KEY)
     source = BradleyTerryRM.from_pretrained(checkpoint, device="cpu", render_fn=render_fn)
     expected = _rewards(source)
     with atomic_folder(out.resolve()) as part:
         _write(source, part, dtype)
         rm = BradleyTerryRM.from_pretrained(part, device="cpu", render_fn=render_fn)
         difference, bound = _compare(_rewards(rm), expected, dtype)
-        name = "OWNER/NAME" if there is None else there.id
-        card = make_card(origin, rm, checkpoint_digest(part), found, license_id, name)
+        card = make_card(origin, rm, checkpoint_digest(part), found, license_id)
         card.save(part / "README.md")
     print(f"{out}: {dtype} weights; reload with AutoModelForSequenceClassification.from_pretrained({str(out)!r})")
     print(f"largest difference of {len(SAMPLES)} rewards: {difference:.2e} (allowed: {bound:.2e})")
     verdict = "nobody judged" if judged is None else f"{judged.headline} (evidence level {judged.rung} of 4)"
     print(f"card        {out / 'README.md'}: {verdict}")
-    if there is not None:
-        print(f"pushed      {there.id} ({'public' if public else 'private'}): {upload(out, there)}")
 
 
 def _read(
