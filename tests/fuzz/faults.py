@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -164,16 +164,7 @@ class Scenario:
 INPUTS = {"prepare": {"stage": "prepare", "seed": 7}, "train": {"stage": "train", "seed": 7}}
 
 
-def _files(content: str) -> Callable[[Path], None]:
-    def write(out: Path) -> None:
-        (out / "best").mkdir(exist_ok=True)
-        (out / "best" / "weights.bin").write_bytes(random.Random(content).randbytes(9_000))  # noqa: S311 - data
-        (out / "metrics.jsonl").write_text('{"step": 1}\n')
-
-    return write
-
-
-def _publish(store: Any, stage: str, write: Callable[[Path], None], *, resumable: bool = False) -> None:
+def _publish(store: Any, stage: str, content: str) -> None:
     """As a pipeline makes an artifact: unless it is there and valid."""
     from rmcore.core.files import write_json
     from rmcore.core.manifests import make_key
@@ -181,11 +172,11 @@ def _publish(store: Any, stage: str, write: Callable[[Path], None], *, resumable
     with store.lock(key := make_key(INPUTS[stage])):
         if store.status(stage, key).state == "valid":
             return
-        patterns = ("best/*", "training.json")
-        with store.publish(stage, stage, INPUTS[stage], outcome=patterns, resumable=resumable) as out:
-            if not (out / "training.json").is_file():
-                write(out)
-                write_json(out / "training.json", {"steps": 3})
+        with store.publish(stage, stage, INPUTS[stage], outcome=("best/*", "training.json")) as out:
+            (out / "best").mkdir()
+            (out / "best" / "weights.bin").write_bytes(random.Random(content).randbytes(9_000))  # noqa: S311 - data
+            (out / "metrics.jsonl").write_text('{"step": 1}\n')
+            write_json(out / "training.json", {"steps": 3})
 
 
 def _stored(store: Any, stage: str) -> dict[str, str] | None:
@@ -207,12 +198,10 @@ def _expect(found: Any, *expected: Any) -> None:
 class Publish(Scenario):
     """An artifact is written and published next to another one, in place of a damaged one."""
 
-    resumable = False
-
     def begin(self, place: Path) -> None:
         store = self._store(place)
-        _publish(store, "prepare", _files("prepare"))
-        _publish(store, "train", _files("damaged"))
+        _publish(store, "prepare", "prepare")
+        _publish(store, "train", "damaged")
         (store.find("train", _key("train")) / "training.json").write_text("{}")
 
     def _store(self, place: Path) -> Any:
@@ -221,12 +210,12 @@ class Publish(Scenario):
         return Store(place / "store")
 
     def act(self, place: Path) -> None:
-        _publish(self._store(place), "train", _files("train"), resumable=self.resumable)
+        _publish(self._store(place), "train", "train")
 
     def kept(self, place: Path) -> None:
-        store, whole = self._store(place), self._store(_template(type(self).__name__.lower()).with_name("whole"))
-        _publish(whole, "prepare", _files("prepare"))
-        _publish(whole, "train", _files("train"))
+        store, whole = self._store(place), self._store(_template("publish").with_name("whole"))
+        _publish(whole, "prepare", "prepare")
+        _publish(whole, "train", "train")
         _expect(_stored(store, "prepare"), _stored(whole, "prepare"))
         _expect(_stored(store, "train"), None, _stored(whole, "train"))
 
@@ -234,24 +223,6 @@ class Publish(Scenario):
         store = self._store(place)
         assert all(damage is None for _, damage in store.verify())
         return [_stored(store, stage) for stage in INPUTS]
-
-
-class Finish(Publish):
-    """A training that has ended is published; it is not trained again."""
-
-    resumable = True
-
-    def begin(self, place: Path) -> None:
-        from rmcore.core.files import write_json
-
-        _publish(self._store(place), "prepare", _files("prepare"))
-        out = self._store(place).unfinished("train", _key("train"))
-        out.mkdir(parents=True)
-        _files("train")(out)
-        write_json(out / "training.json", {"steps": 3})
-
-    def act(self, place: Path) -> None:
-        _publish(self._store(place), "train", _files("trained again"), resumable=True)
 
 
 def _key(stage: str) -> str:
@@ -265,9 +236,9 @@ class Push(Scenario):
 
     def begin(self, place: Path) -> None:
         mine, theirs = self._stores(place)
-        _publish(mine, "prepare", _files("prepare"))
-        _publish(mine, "train", _files("mine"))
-        _publish(theirs, "train", _files("theirs"))
+        _publish(mine, "prepare", "prepare")
+        _publish(mine, "train", "mine")
+        _publish(theirs, "train", "theirs")
         (place / "shared").mkdir()
         self._shared(place).push(theirs, "train", _key("train"))
 
@@ -308,115 +279,18 @@ class Push(Scenario):
         return [[_stored(mine, stage), shared.find(stage, _key(stage))["manifest"]["digest"]] for stage in INPUTS]
 
 
-class State(Scenario):
-    """A training saves a state, and its checkpoint gives way to a better one."""
-
-    def begin(self, place: Path) -> None:
-        for step in (1, 2):
-            (place / f"step_{step}").mkdir()
-            (place / f"step_{step}" / "model.bin").write_bytes(bytes([step]) * 5_000)
-        self._save(place, 1)
-
-    def _save(self, place: Path, step: int) -> None:
-        import torch
-
-        from rmcore.training.resume import new_state
-        from rmcore.training.saving import copy_checkpoint, repair_interrupted
-        from rmcore.training.state import write_alone
-
-        repair_interrupted(place)
-        copy_checkpoint(place / f"step_{step}", place / "best")
-        with new_state(place, step, {"num_rows": step}, [place / "best"]) as (folder, digests):
-            digests.update(write_alone({"model.weight": torch.full((300,), float(step))}, folder))
-
-    def act(self, place: Path) -> None:
-        self._save(place, 2)
-
-    def kept(self, place: Path) -> None:
-        from rmcore.training.saving import repair_interrupted
-
-        repair_interrupted(place)  # as every training begins
-        assert self._found(place)[0] in (1, 2)
-
-    def _found(self, place: Path) -> Any:
-        from safetensors.torch import load_file
-
-        from rmcore.training.resume import find_resume_point
-
-        point = find_resume_point(place)
-        assert point is not None
-        kept = (point.state / "checkpoints" / "best" / "model.bin").read_bytes()
-        _expect(kept, bytes([point.step]) * 5_000)
-        best = (place / "best" / "model.bin").read_bytes()
-        _expect(best, *(bytes([step]) * 5_000 for step in (1, 2)))
-        return [point.step, best[0], load_file(next(point.state.glob("*.safetensors")))["model.weight"].tolist()]
-
-    def result(self, place: Path) -> Any:
-        return self._found(place)
-
-
-class Answers(Scenario):
-    """Answers of a judge are stored, and digests of large files remembered, line by line."""
-
-    ANSWERS = ("yes", "no", "zwölf " * 50, "tie")
-
-    def begin(self, place: Path) -> None:
-        self._keep(place, self.ANSWERS[:2])
-        (place / "weights").write_bytes(b"w" * 2**20)
-
-    def _keep(self, place: Path, answers: tuple[str, ...]) -> None:
-        from rmcore.judging.answers import Reply
-
-        file = self._file(place)
-        for number, text in enumerate(answers):
-            if f"question {number}" not in file.known:
-                file.keep(f"question {number}", "judge-1", Reply(text, "judge-1", {}, 3, 1))
-
-    def _file(self, place: Path) -> Any:
-        from rmcore.judging.answers import AnswersFile
-
-        file = AnswersFile(place / "judge", "judge-1")
-        file.refresh()
-        return file
-
-    def act(self, place: Path) -> None:
-        self._keep(place, self.ANSWERS)
-        self._digest(place)
-
-    def _digest(self, place: Path) -> str:
-        from rmcore.core import files
-
-        os.environ[files.DIGESTS_VARIABLE], files.SETTLED_NS = str(place / "digests.jsonl"), -1
-        return files.known_digest(place / "weights")
-
-    def kept(self, place: Path) -> None:
-        found = [reply.text for _, reply in sorted(self._file(place).known.items())]
-        _expect(found, *(list(self.ANSWERS[:number]) for number in range(2, 5)))
-
-    def result(self, place: Path) -> Any:
-        found = self._file(place)
-        return [sorted((key, reply.text) for key, reply in found.known.items()), self._digest(place)]
-
-
 class Run(Scenario):
     """A small run as a whole: pairs are prepared, a model is trained and evaluated; a state is saved at every step."""
 
     def act(self, place: Path) -> None:
-        from rmcore.stages.order import stage_of
-        from tasks import execution
-
-        execution.run_child = _run_stage
-        store, refs = self._store(place), {}
-        for name, config in self._stages():
-            call = stage_of(name, config, refs)
-            refs[name], _ = execution.execute(store, call, lambda path: nullcontext(), lambda: None)
-
-    def _stages(self) -> Iterator[tuple[str, Any]]:
         from rmcore.config.data import DataConfig, GoldConfig
         from rmcore.config.model import ModelConfig
         from rmcore.config.pipeline import PipelineConfig
         from rmcore.config.train import TrainConfig
+        from rmcore.stages.order import stage_of
+        from tasks import execution
 
+        execution.run_child = _run_stage
         settings = {"steps": 3, "pairs_per_step": 4, "eval_every": 1, "keep_top_k": 2, "resume_every_seconds": 0}
         config = PipelineConfig(
             device="cpu",
@@ -424,8 +298,10 @@ class Run(Scenario):
             model=ModelConfig(name="tiny", max_seq_len=64),
             train=TrainConfig(**settings, precision="fp32", token_budget=384),
         )
+        store, refs = self._store(place), {}
         for name in ("prepare", "train", "evaluate"):
-            yield name, config
+            call = stage_of(name, config, refs)
+            refs[name], _ = execution.execute(store, call, lambda path: nullcontext(), lambda: None)
 
     def _store(self, place: Path) -> Any:
         from rmcore.core.store import Store
@@ -452,6 +328,4 @@ def _run_stage(stage: Any, out: Path, *_: Any) -> None:
     run_stage(stage, out)
 
 
-SCENARIOS: dict[str, type[Scenario]] = {
-    one.__name__.lower(): one for one in (Publish, Finish, Push, State, Answers, Run)
-}
+SCENARIOS: dict[str, type[Scenario]] = {one.__name__.lower(): one for one in (Publish, Push, Run)}

@@ -26,7 +26,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-KINDS = {"data": "data_files", "configs": "settings_files", "stores": "stored_artifacts", "faults": "faults"}
+KINDS = {"data": "data_files", "faults": "faults"}
 """The module of each kind: `DEFAULT_COUNT`, and `one(draw, place)`, which says how a case ended."""
 LIMIT_S = 60.0
 FINDINGS = ("traceback", "hang", "silent")
