@@ -83,24 +83,6 @@ def store_push() -> None:
     print(f"pushed {number} artifacts to {shared.url}")
 
 
-@app.command("gc-shared")
-def store_gc_shared(
-    older_than: Annotated[float, typer.Option(min=0, help="Days without use after which an artifact goes.")],
-) -> None:
-    """Remove from the shared store (RM_OPT_SHARED) what no machine has used for long.
-
-    Every machine keeps its own copies; an artifact that is needed again is computed again. What no artifact names
-    goes when it is a day old: an upload may take so long.
-    """
-    from datetime import timedelta
-
-    from tasks.sharing import named_store
-
-    shared = named_store()
-    artifacts, blobs = shared.collect_garbage(timedelta(days=older_than))
-    print(f"removed {artifacts} artifacts and {blobs} files from {shared.url}")
-
-
 @app.command("sync")
 def store_sync(
     to: Annotated[str | None, typer.Option(help="MLflow address; default: the one each run was meant for.")] = None,

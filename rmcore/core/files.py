@@ -33,8 +33,6 @@ DIGESTS_VARIABLE = "RM_OPT_DIGESTS"
 user's cache."""
 REMEMBERED_FROM = 2**20
 """Bytes: smaller files are read again each time."""
-ENDS = 4096
-"""Bytes at both ends of a file that are read each time: a file system may keep no time of change of its own."""
 SETTLED_NS = 2 * 10**9
 """A file changed less than this ago may change again under the same time: clocks of file systems are coarse."""
 
@@ -56,7 +54,7 @@ def known_digests(paths: Iterable[Path]) -> list[str]:
         OSError: a file cannot be read.
     """
     memory = digests_memory()
-    known: dict[tuple[Any, ...], str] | None = None
+    known: dict[str, Any] | None = None
     reading = threading.Lock()
 
     def digest_of(path: Path) -> str:
@@ -66,33 +64,17 @@ def known_digests(paths: Iterable[Path]) -> list[str]:
             return file_digest(path)
         with reading:
             if known is None:
-                known = {_state(row): row["sha256"] for row in remembered(memory) if isinstance(row.get("sha256"), str)}
-        state = {
-            **{"device": stat.st_dev, "inode": stat.st_ino, "size": stat.st_size},
-            **{"mtime_ns": stat.st_mtime_ns, "ctime_ns": stat.st_ctime_ns, "ends": _digest_of_ends(path)},
-        }
-        if (digest := known.get(_state(state))) is not None:
+                known = {str(row.get("file")): row.get("sha256") for row in remembered(memory)}
+        state = f"{stat.st_dev} {stat.st_ino} {stat.st_size} {stat.st_mtime_ns} {stat.st_ctime_ns}"
+        if isinstance(digest := known.get(state), str):
             return digest
         digest = file_digest(path)
         if time.time_ns() - stat.st_ctime_ns > SETTLED_NS:
-            remember(memory, state | {"path": str(path.resolve()), "sha256": digest})
+            remember(memory, {"file": state, "path": str(path.resolve()), "sha256": digest})
         return digest
 
     with ThreadPoolExecutor() as pool:  # hashlib lets other threads run
         return list(pool.map(digest_of, paths))
-
-
-def _state(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The properties that a remembered file is known by; for a damaged row, some that no file has."""
-    state = tuple(row.get(name) for name in ("device", "inode", "size", "mtime_ns", "ctime_ns", "ends"))
-    return state if all(isinstance(part, int | str) for part in state) else ()
-
-
-def _digest_of_ends(path: Path) -> str:
-    with path.open("rb") as file:
-        first = file.read(ENDS)
-        file.seek(-ENDS, os.SEEK_END)
-        return hashlib.sha256(first + file.read(ENDS)).hexdigest()
 
 
 def digests_memory() -> Path:

@@ -8,7 +8,7 @@ import hashlib
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -94,10 +94,10 @@ class ObjectStore:
             with self.errors(), suppress(FileNotFoundError):
                 self._objects.delete(place)
 
-    def list(self, prefix: str) -> list[tuple[str, datetime]]:
-        """List what lies under a prefix, each with when it was written by the store's own clock."""
+    def list(self, prefix: str) -> list[str]:
+        """List what lies under a prefix."""
         with self.errors():
-            return [(one["path"], one["last_modified"]) for part in self._objects.list(prefix) for one in part]
+            return [one["path"] for part in self._objects.list(prefix) for one in part]
 
     def versions(self) -> dict[str, str]:
         """Everything that lies there by its place, each with words that change when it does."""
@@ -106,21 +106,12 @@ class ObjectStore:
         marks = ("size", "last_modified", "e_tag", "version")
         return {one["path"]: " ".join(str(one.get(mark)) for mark in marks) for one in found}
 
-    def now(self) -> datetime:
-        """The time by the store's own clock, by which it dates its objects."""
-        place = f"probes/{uuid.uuid4().hex}"
-        with self.errors():
-            self._objects.put(place, b"")
-            now: datetime = self._objects.head(place)["last_modified"]
-            self._objects.delete(place)
-        return now
-
-    def dated(self, place: str) -> datetime | None:
-        """When an object was written, by the store's own clock; None where there is none."""
+    def has(self, place: str) -> bool:
+        """Return whether there is an object at that place."""
         with self.errors(), suppress(FileNotFoundError):
-            written: datetime = self._objects.head(place)["last_modified"]
-            return written
-        return None
+            self._objects.head(place)
+            return True
+        return False
 
     def fetch(self, place: str, target: Path) -> str:
         """Write an object to a file; gives the digest of what came, which is that of nothing where there is none."""
@@ -161,8 +152,8 @@ def _meaning(kind: str, said: str) -> str:
     known = {
         "RequestTimeTooSkewed": "refuses requests from this machine's clock, which is off by too much; set it (NTP)",
         "NoSuchBucket": "is not there: no such bucket; make it, or name another one",
-        "No space left": "is full; free space, or run `rm-opt store gc-shared`",
-        "QuotaExceeded": "is full; free space, or run `rm-opt store gc-shared`",
+        "No space left": "is full; free space",
+        "QuotaExceeded": "is full; free space",
         "AccessDenied": "does not let these credentials read and write; give them rights on this prefix",
         "InvalidAccessKeyId": "does not know these credentials; set those of the bucket (AWS_ACCESS_KEY_ID, …)",
         "SignatureDoesNotMatch": "does not know these credentials; set those of the bucket (AWS_SECRET_ACCESS_KEY, …)",

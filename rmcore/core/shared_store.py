@@ -2,7 +2,6 @@
 
     blobs/<sha256>                  a file of an artifact, named by its content
     manifests/<stage>/<key>.json    created once and never changed: the commit of an artifact
-    used/<stage>/<key>              when it was last taken, as the store's own clock says
     states/<stage>/<key>.json       what a running stage has saved so far, for a process that resumes it elsewhere
     states/<stage>/<key>/<sha256>   the files of that
     registrations/<name>.json       created once: when the claims of an experiment were declared first
@@ -10,6 +9,7 @@
 Blobs go first and the manifest last, so a machine that dies between leaves nothing that any other sees. Of two
 machines that computed the same the first one's manifest stays, and the other one takes its bytes: what runs downstream,
 anywhere, reads the same. So no machine reserves a stage: one that is computed twice costs time and changes nothing.
+An artifact whose blobs are gone is computed again, so a bucket's own rule may remove what is old.
 """
 
 import hashlib
@@ -18,23 +18,19 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from datetime import timedelta
-from fnmatch import fnmatchcase
 from glob import glob
 from itertools import chain
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
 from rmcore.core.errors import StoreError
 from rmcore.core.files import parse_object
-from rmcore.core.manifests import DIGEST, Entry, checked_manifest
+from rmcore.core.manifests import Entry, is_whole
 from rmcore.core.object_store import CHUNK, ObjectStore
 from rmcore.core.store import Store
 
 TRANSFERS = 8
 """Files that are sent or fetched side by side."""
-GRACE = timedelta(days=1)
-"""Blobs without a manifest are collected after this time: an upload may take so long."""
 
 
 class SharedStore:
@@ -60,8 +56,8 @@ class SharedStore:
         if found is None:
             return None
         record = parse_object(found) or {}
-        manifest, name = checked_manifest(record.get("manifest")), record.get("name")
-        if manifest is None or (manifest["stage"], manifest["key"]) != (stage, key) or not isinstance(name, str):
+        manifest = record.get("manifest")
+        if not is_whole(manifest) or (manifest["stage"], manifest["key"]) != (stage, key):
             raise StoreError(f"{self.url}/{place} is not what was written; remove it, and the artifact is made again.")
         return record
 
@@ -81,7 +77,6 @@ class SharedStore:
         except _DamagedBlobError as damage:
             self.objects.delete(f"manifests/{stage}/{key}.json", *damage.blobs)
             return False
-        self.objects.write(f"used/{stage}/{key}", b"")
         return True
 
     def push(self, local: Store, stage: str, key: str) -> bool:
@@ -141,7 +136,7 @@ class SharedStore:
             f"{place}.json", json.dumps({"saved_in": str(folder), **self.owner, "files": digests}).encode()
         )
         kept = {f"{place}/{digest}" for digest in digests.values()}
-        self.objects.delete(*(blob for blob, _ in self.objects.list(f"{place}/") if blob not in kept))
+        self.objects.delete(*(blob for blob in self.objects.list(f"{place}/") if blob not in kept))
 
     def take_state(self, stage: str, key: str, folder: Path, patterns: Sequence[str]) -> bool:
         """Exchange what is in `folder` of a stage for what another machine saved of it last.
@@ -150,7 +145,7 @@ class SharedStore:
         exchange begins when all of it is here.
 
         Raises:
-            StoreError: what lies there was not saved of such a stage.
+            StoreError: what lies there is no state, or names a file outside of the folder.
         """
         place = f"states/{stage}/{key}"
         found = self.objects.read(f"{place}.json")
@@ -158,10 +153,10 @@ class SharedStore:
             return False
         state = parse_object(found) or {}
         files, own = state.get("files"), {"saved_in": str(folder), "host": self.owner.get("host")}
-        if not _are_saved(files, patterns):
+        if not isinstance(files, dict):
             raise StoreError(
-                f"{self.url}/{place}.json is not what was written of {', '.join(patterns)}; remove it, and the stage "
-                "begins with what this machine has of it."
+                f"{self.url}/{place}.json is not what was written; remove it, and the stage begins with what this "
+                "machine has of it."
             )
         if not files or ({name: state.get(name) for name in own} == own and saved_files(folder, patterns)):
             return False
@@ -183,7 +178,7 @@ class SharedStore:
 
     def _drop_state(self, stage: str, key: str) -> None:
         place = f"states/{stage}/{key}"
-        self.objects.delete(f"{place}.json", *(blob for blob, _ in self.objects.list(f"{place}/")))
+        self.objects.delete(f"{place}.json", *self.objects.list(f"{place}/"))
 
     def register(self, name: str, record: bytes) -> bytes:
         """Write down once what is declared under `name`; gives the record that is kept: this one, or an earlier one."""
@@ -192,40 +187,9 @@ class SharedStore:
         found = self.objects.read(f"registrations/{name}")
         return record if found is None else found
 
-    def collect_garbage(self, older_than: timedelta, grace: timedelta = GRACE) -> tuple[int, int]:
-        """Remove artifacts that nobody took for so long, and blobs that none names and that are older than `grace`.
-
-        Returns:
-            How many artifacts and how many blobs went.
-        """
-        now = self.objects.now()
-        used = {place.removeprefix("used/"): when for place, when in self.objects.list("used/")}
-        old, named = list[str](), set[str]()
-        for place, made in self.objects.list("manifests/"):
-            name = place.removeprefix("manifests/").removesuffix(".json")
-            if now - max(made, used.get(name, made)) > older_than:
-                old += [place, f"used/{name}"]
-                continue
-            try:
-                record = self.find(*name.split("/"))
-            except StoreError:  # damaged: nobody can take it
-                old.append(place)
-                continue
-            if record is not None:
-                named |= {f"blobs/{entry['sha256']}" for entry in record["manifest"]["files"].values()}
-        old += [place for place, made in self.objects.list("states/") if now - made > older_than]
-        self.objects.delete(*old)
-        loose = [place for place, made in self.objects.list("blobs/") if place not in named and now - made > grace]
-        self.objects.delete(*loose)
-        return sum(place.startswith("manifests/") for place in old), len(loose)
-
     def _upload(self, digests: Mapping[str, str], folder: Path) -> None:
-        now = self.objects.now()
-
         def send(name: str, digest: str) -> None:
-            written = self.objects.dated(f"blobs/{digest}")
-            # One that may be collected before our manifest names it is written once more.
-            if written is None or now - written >= GRACE / 2:
+            if not self.objects.has(f"blobs/{digest}"):
                 self.objects.write(f"blobs/{digest}", folder / name)
 
         with ThreadPoolExecutor(TRANSFERS) as pool:
@@ -239,7 +203,7 @@ class SharedStore:
             while chunk := source.read(min(CHUNK, end - source.tell())):
                 digest.update(chunk)
             place = f"{folder}/{digest.hexdigest()}"
-            if self.objects.dated(place) is None:
+            if not self.objects.has(place):
                 source.seek(0)
                 self.objects.write(place, iter(lambda: source.read(min(CHUNK, end - source.tell())), b""))
         return digest.hexdigest()
@@ -262,19 +226,6 @@ class _DamagedBlobError(Exception):
     def __init__(self, blobs: Sequence[str]) -> None:
         super().__init__(", ".join(blobs))
         self.blobs = blobs
-
-
-def _are_saved(files: Any, patterns: Sequence[str]) -> TypeGuard[dict[str, str]]:
-    """Whether these are files as `saved_files` lists them, each with its digest: none outside of what is kept."""
-
-    def is_saved(name: str, digest: Any) -> bool:
-        parts = name.split("/")
-        kept = any(fnmatchcase(parts[0], pattern) for pattern in patterns) and all(
-            part[:1] not in ("", ".") for part in parts
-        )
-        return kept and isinstance(digest, str) and DIGEST.fullmatch(digest) is not None
-
-    return isinstance(files, dict) and all(is_saved(name, digest) for name, digest in files.items())
 
 
 def saved_files(folder: Path, patterns: Iterable[str]) -> list[Path]:

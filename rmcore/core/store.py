@@ -10,7 +10,6 @@ it keeps locked until it is collected or its process ends, and `collect_garbage`
 """
 
 import fcntl
-import heapq
 import json
 import os
 import re
@@ -45,7 +44,6 @@ from rmcore.core.manifests import (
     MANIFEST,
     TIMES,
     Entry,
-    Seen,
     find_damage,
     make_key,
     read_manifest,
@@ -313,15 +311,10 @@ class Store:
         folder = self.find(stage, key)
         return None if folder is None else Entry.of(folder)
 
-    def entries(self) -> list[Entry]:
-        """Return every artifact with a readable manifest, the most recently used first."""
-        found = filter(None, map(Entry.of, self.root.glob("[!.]*/*")))
+    def entries(self, stage: str = "[!.]*") -> list[Entry]:
+        """Return every artifact (of a stage) with a readable manifest, the most recently used first."""
+        found = filter(None, map(Entry.of, self.root.glob(f"{stage}/*")))
         return sorted(found, key=lambda entry: entry.last_used, reverse=True)
-
-    def seen(self, stage: str) -> Iterator[Seen]:
-        """Look at the manifests of a stage's artifacts, as they are."""
-        with suppress(FileNotFoundError), os.scandir(self.root / stage) as folders:
-            yield from filter(None, (Seen.of(folder.path) for folder in folders))
 
     def matches(self, prefix: str) -> list[Entry]:
         """Return the artifacts whose key begins with `prefix`, or whose folder has that name."""
@@ -359,9 +352,9 @@ class Store:
             for entry in self.entries():
                 seen[entry.stage] = seen.get(entry.stage, 0) + 1
                 if seen[entry.stage] > keep:
-                    (removed if self._remove(entry.path, entry.key) else in_use).append(entry)
+                    (removed if self._remove(entry.path) else in_use).append(entry)
             for folder in filter(_is_unusable, self.root.glob("[!.]*/*")):
-                if self._remove(folder, folder.name.rsplit("-", 1)[-1], _is_unusable):
+                if self._remove(folder, _is_unusable):
                     unusable.append(folder)
             for folder in (self.root / UNFINISHED).glob("*"):
                 with self.try_lock(folder.name.rsplit("-", 1)[-1]) as nobody_works:
@@ -369,12 +362,12 @@ class Store:
                         shutil.rmtree(folder)
         return removed, in_use, unusable
 
-    def _remove(self, folder: Path, key: str, still: Callable[[Path], bool] = Path.is_dir) -> bool:
+    def _remove(self, folder: Path, still: Callable[[Path], bool] = Path.is_dir) -> bool:
         """Remove a folder unless a process computes or leases its artifact; return whether it was removed.
 
         `still`: looked at again once no other process can exchange the folder.
         """
-        nameless = self._nameless()  # an incomplete artifact never has a name
+        key, nameless = folder.name.rsplit("-", 1)[-1], self._nameless()  # an incomplete artifact never has a name
         with self.try_lock(key) as is_idle:
             if not is_idle:
                 return False
@@ -446,34 +439,22 @@ def explain(store: Store, entry: Entry) -> tuple[Entry | None, Differences]:
     Returns:
         That artifact (None if this was the first) and the inputs that differ.
     """
-    return nearest((one for one in store.seen(entry.stage) if one.created < entry.created), entry.inputs)
+    return nearest((one for one in store.entries(entry.stage) if one.created < entry.created), entry.inputs)
 
 
-def nearest(seen: Iterable[Seen], inputs: Mapping[str, Any]) -> tuple[Entry | None, Differences]:
-    """Return the most recently used artifact with the fewest inputs that differ from `inputs`, and these inputs."""
-    close = [(_num_differing(one.inputs, inputs), -one.last_used, one.folder) for one in seen]
-    heapq.heapify(close)
-    while close:
-        folder = heapq.heappop(close)[-1]
-        entry = Entry.of(folder)
-        if entry is not None:  # whole: its manifest was only looked at so far
-            return entry, _differences(entry.inputs, inputs)
-    return None, {}
+def nearest(entries: Iterable[Entry], inputs: Mapping[str, Any]) -> tuple[Entry | None, Differences]:
+    """Return the first artifact with the fewest inputs that differ from `inputs`, and these inputs."""
+    found = min(((_differences(one.inputs, inputs), one) for one in entries), key=lambda one: len(one[0]), default=None)
+    return (None, {}) if found is None else (found[1], found[0])
 
 
-def _differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> Differences:
-    theirs, own = flatten(there), flatten(here)
-    names = sorted(own.keys() | theirs.keys())
-    return {name: (theirs.get(name), own.get(name)) for name in names if theirs.get(name) != own.get(name)}
-
-
-def _num_differing(there: Any, here: Any) -> int:
-    """Count `_differences` without naming them; most parts of two artifacts' inputs are equal."""
+def _differences(there: Any, here: Any, name: str = "") -> Differences:
+    """Name what differs; parts that are equal, as most are of two artifacts' inputs, are not looked into."""
     if there == here:
-        return 0
+        return {}
     left, right = (one if isinstance(one, dict) else {} for one in (there, here))
-    found = int(any(one is not None and not isinstance(one, dict) for one in (there, here)))
-    for name in left.keys() | right.keys():
-        if (ours := left.get(name)) != (other := right.get(name)):
-            found += _num_differing(ours, other)
+    before, now = (None if isinstance(one, dict) else one for one in (there, here))
+    found = {} if before is None and now is None else {name: (before, now)}
+    for part in sorted(left.keys() | right.keys()):
+        found |= _differences(left.get(part), right.get(part), f"{name}.{part}" if name else part)
     return found

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.manifests import Seen
+from rmcore.core.manifests import Entry
 from rmcore.core.store import ArtifactRef, ArtifactStatus, Store, nearest
 from rmcore.stages.order import missing, request
 from rmcore.stages.stage import Stage
@@ -88,7 +88,7 @@ class Planner:
     shared_digest: Callable[[str, str], str | None] = lambda stage, key: None
     """Digest of an artifact, by stage and key, that other machines have and this one takes; None: they have not."""
     _checked: dict[tuple[str, str], ArtifactStatus] = field(default_factory=dict)
-    _seen: dict[str, list[Seen]] = field(default_factory=dict)
+    _seen: dict[str, list[Entry]] = field(default_factory=dict)
 
     def plan(self, cell: Cell) -> CellPlan:
         """Plan what of a cell is there and what has to run."""
@@ -135,7 +135,7 @@ class Planner:
         if steps := [int(state.name.removeprefix("step_")) for state in unfinished.glob("step_*")]:
             return f"an earlier attempt was cut off; resumes from step {max(steps)}"
         if name not in self._seen:
-            self._seen[name] = list(self.store.seen(name))
+            self._seen[name] = self.store.entries(name)
         close, differing = nearest(self._seen[name], inputs)
         if close is None:
             return "nothing like it is in the store"

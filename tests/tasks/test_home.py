@@ -174,15 +174,6 @@ def test_no_client_asks_a_proxy_for_loopback(tmp_path, kind):
     assert done.stdout == "asked all\n" * 2, done.stderr
 
 
-@pytest.mark.parametrize("kind", ["socks", "socks4", "socks4a", "ftp", "quic"])
-@pytest.mark.parametrize("variable", ["http_proxy", "HTTPS_PROXY", "ALL_PROXY"])
-def test_a_proxy_that_no_client_can_use_is_named_before_any_is_made(monkeypatch, variable, kind):
-    monkeypatch.setenv(variable, f"{kind}://user:secret@proxy:1080")
-    with pytest.raises(ConfigError, match=f"{variable} names a proxy of the kind '{kind}'") as refused:
-        keep_direct()
-    assert "secret" not in str(refused.value)
-
-
 def test_what_is_direct_already_stays_so(monkeypatch):
     monkeypatch.setenv("NO_PROXY", "intern.example, 10.0.0.0/8,")
     monkeypatch.setenv("no_proxy", "")

@@ -40,23 +40,6 @@ def test_a_record_that_does_not_fit_the_disk_leaves_the_one_before(tmp_path):
     assert names(tmp_path) == ["record.json"]
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyboardInterrupt()], ids=repr)
-def test_whatever_ends_the_writing_leaves_the_file_before(tmp_path, error):
-    path = tmp_path / "table"
-    path.write_text("before")
-
-    def write_half():
-        with atomic_file(path) as unfinished:
-            unfinished.write_text("half")
-            assert names(tmp_path) == [unfinished.name, "table"]
-            raise error
-
-    with pytest.raises(type(error)):
-        write_half()
-    assert path.read_text() == "before"
-    assert names(tmp_path) == ["table"]
-
-
 @pytest.mark.slow
 def test_writers_of_one_file_have_paths_of_their_own_and_each_one_writes_it_whole(tmp_path):
     """Four processes write one file and one folder 50 times each; every reader finds one writer's text, whole."""
@@ -279,12 +262,3 @@ def test_lines_of_json_end_at_line_breaks_alone(tmp_path_factory, texts):
     with path.open("ab") as file:
         file.write(b'{"text": "cut')
     assert read_json_lines(path) == [*rows, *rows]
-
-
-def test_a_memory_of_digests_does_not_grow_for_ever(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MEMORY_BYTES", 4096)
-    memory = tmp_path / "digests.jsonl"
-    for number in range(400):
-        files.remember(memory, {"number": number, "text": 100 * "x"})
-        assert memory.stat().st_size < 2 * files.MEMORY_BYTES
-    assert files.remembered(memory)[-1]["number"] == 399

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 from collections import Counter
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.manifests import make_key, with_self_digest
+from rmcore.core.manifests import make_key
 from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import Store
 from s3_server import make_bucket, s3_environment, s3_server
@@ -218,24 +217,12 @@ def test_a_state_that_is_removed_while_it_is_listed_is_left_out(tmp_path, monkey
 def test_states_that_are_not_all_there_leave_what_lies_here_alone(url, tmp_path):
     shared = opened(url)
     shared.keep_state("train", KEY, saved(tmp_path / "a", 9, "nine"), KEPT)
-    shared.objects.delete(shared.objects.list(f"states/train/{KEY}/")[0][0])
+    shared.objects.delete(shared.objects.list(f"states/train/{KEY}/")[0])
     here = saved(tmp_path / "b", 5, "five")
     before = content(here)
     assert not SharedStore(url, {"host": "b"}).take_state("train", KEY, here, KEPT)
     assert content(here) == before
     assert [path.name for path in here.parent.iterdir()] == [here.name]
-
-
-def test_garbage_is_what_nobody_used_for_long_and_what_nothing_names(url, tmp_path):
-    shared, store = opened(url), made(tmp_path / "a", "ours")
-    shared.push(store, "prepare", KEY)
-    shared.objects.write("blobs/" + "0" * 64, b"of an uploader that was killed")
-    now = timedelta(seconds=-5)  # dates of objects are whole seconds
-    assert shared.collect_garbage(timedelta(days=1)) == (0, 0)  # within the grace: it may still be uploading
-    assert shared.collect_garbage(timedelta(days=1), grace=now) == (0, 1)
-    assert shared.pull(Store(tmp_path / "b"), "prepare", KEY)
-    assert shared.collect_garbage(now, grace=now) == (1, 2)
-    assert not shared.pull(Store(tmp_path / "c"), "prepare", KEY)
 
 
 def test_a_store_that_lets_two_create_the_same_is_refused_by_name(tmp_path, monkeypatch):
@@ -281,28 +268,16 @@ def test_a_folder_without_rights_is_named(tmp_path):
         opened(f"file://{tmp_path}/shared")
 
 
-EMPTY = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
-NO_FILES = (
-    *(b"", b"{", b"[]", b'{"files": 1', b'"files"', b"[" * 100_000, b'{"files": ' * 100_000, b'{"files": [1]}'),
-    *(b'{"files": {"drawn.jsonl": 1}}', b'{"files": {"drawn.jsonl": "../../used/x"}}', b'{"files": null}'),
-    *(json.dumps({"files": {name: EMPTY}}).encode() for name in ("training.json", "../x", "/x", "resume/../../x", "")),
-    *(json.dumps({"files": {name: EMPTY}}).encode() for name in ("resume/.x", "best", "./drawn.jsonl", "resume//x")),
-)
-
-
-@pytest.mark.parametrize("damage", NO_FILES)
-def test_a_state_that_was_not_saved_of_such_a_stage_is_refused_by_its_name(tmp_path, damage):
-    """Such as one that brings other files than the stage keeps: its outcome, or what lies in another folder."""
+@pytest.mark.parametrize("damage", [b"", b"[]", b'{"files": 1', b"[" * 100_000, b'{"files": [1]}', b'{"files": null}'])
+def test_a_state_that_is_not_what_was_written_is_refused_by_its_name(tmp_path, damage):
     shared = opened(f"file://{tmp_path}/shared")
     shared.objects.write(f"states/train/{KEY}.json", damage)
-    shared.objects.write(f"states/train/{KEY}/{EMPTY}", b"")
     here = saved(tmp_path / "a", 5, "five")
     before = content(here)
     with pytest.raises(StoreError, match=rf"states/train/{KEY}\.json is not what was written"):
         shared.take_state("train", KEY, here, KEPT)
     assert content(here) == before
     assert [path.name for path in here.parent.iterdir()] == [here.name]
-    assert shared.collect_garbage(timedelta(days=1)) == (0, 0)
 
 
 def test_all_that_a_home_has_alone_is_pushed_once(tmp_path):
@@ -327,17 +302,10 @@ def test_a_manifest_that_was_changed_is_refused(url, tmp_path):
     shared.push(store, "prepare", KEY)
     place = f"manifests/prepare/{KEY}.json"
     record = json.loads(shared.objects.read(place))
-    digest = record["manifest"]["files"]["pairs.txt"]["sha256"]
-    for change in (
-        {"digest": "0" * 64},
-        {"files": {"pairs.txt": {"sha256": digest, "size": -1}}},
-        {"files": [], "stage": 1},
-    ):
-        changed = record | {"manifest": with_self_digest(record["manifest"] | change)}
-        for damage in (changed, record | {"manifest": record["manifest"] | change}, changed | {"manifest": [change]}):
-            shared.objects.write(place, json.dumps(damage).encode())
-            with pytest.raises(StoreError, match=f"{KEY}.json is not what was written"):
-                shared.pull(Store(tmp_path / "b"), "prepare", KEY)
+    for damage in (record | {"manifest": record["manifest"] | {"digest": "0" * 64}}, record | {"manifest": [1]}, {}):
+        shared.objects.write(place, json.dumps(damage).encode())
+        with pytest.raises(StoreError, match=f"{KEY}.json is not what was written"):
+            shared.pull(Store(tmp_path / "b"), "prepare", KEY)
     shared.objects.write(place, b'{"manifest": ' * 100_000)
     with pytest.raises(StoreError, match=f"{KEY}.json is not what was written"):
         shared.pull(Store(tmp_path / "b"), "prepare", KEY)
