@@ -75,7 +75,6 @@ def run_chain(
         tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)}
         | ({} if checkpoint is None else {"rm.checkpoint": checkpoint}),
         params=config,
-        loggers=config.loggers,
     ) as tracker:
         tracker.tell(is_watched=True)
         there = {} if checkpoint is None else {"train": given_checkpoint(checkpoint, home() / "given")}

@@ -18,7 +18,6 @@ from rmcore.cli.common import print_verdict
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ServiceError
 from rmcore.core.files import write_text
-from rmcore.core.tracking import require_loggers
 from rmcore.reporting.html.cards import tested_on, trained_on
 from tasks.home import configure_environment
 
@@ -86,7 +85,6 @@ def run_configured(
     changes = [*assignments, *(given.set_ or [])]
     settings = load_config(preset, given.config, changes, recorded)
     require_names(settings)
-    require_loggers(settings.loggers)
     changed = base_preset(preset, given.config, named_source(changes))
     summary = given.summary
     if summary is not None:

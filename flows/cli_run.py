@@ -1,6 +1,5 @@
 """`rm-opt run`: the whole pipeline; and `rm-opt init`: a file with the settings of a run that has a name."""
 
-import json
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -198,12 +197,6 @@ def run(
         ),
     ] = None,
     device: Annotated[str | None, setting(PipelineConfig, "device")] = None,
-    logger: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--logger", help="Send the curves to tensorboard or wandb, as well as to MLflow. May be repeated."
-        ),
-    ] = None,
     plan: Annotated[
         bool, typer.Option("--plan", help="Only say which stages would run, why, and about how long they would take.")
     ] = False,
@@ -217,7 +210,6 @@ def run(
     """
     recorded: PipelineConfig | None = None
     chosen = settings_of({"data.source": data, "device": device, "evaluate.answers": answers})
-    chosen += [f"loggers={json.dumps(logger)}"] if logger else []
     changes = [*chosen, *(given.set_ or [])]
     if resume is None:
         given = with_found_settings(given, preset)

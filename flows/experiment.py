@@ -28,16 +28,7 @@ from experiments.sizes import Size
 from flows.console import say
 from flows.form import described_flow
 from flows.matrix import MatrixRunner, Outcome, at_once, cell_tracker
-from flows.pipeline import (
-    REPORT_FILE,
-    REPORT_FOLDER,
-    begin_flow_run,
-    leave_embedded,
-    log_pairs,
-    places,
-    say_pages,
-    show_on_page,
-)
+from flows.pipeline import REPORT_FILE, REPORT_FOLDER, begin_flow_run, leave_embedded, places, say_pages, show_on_page
 from flows.planning import MatrixPlan, Runner, frozen, judged, make_plan, matrix_key, measured_cell
 from flows.pool import PoolRunner
 from flows.settings import require_names
@@ -70,7 +61,7 @@ from rmcore.study.registration import register
 from tasks.comparison_view import RUN_COLOUR, cells_view, view_tags
 from tasks.device import device_slots
 from tasks.projection import NOTE_TAG
-from tasks.run_record import interval_tags, plain_table
+from tasks.run_record import interval_tags
 from tasks.sharing import write_once
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
@@ -232,7 +223,7 @@ class Matrix:
         tracker.tell(note=note, tags=interval_tags(shown), numbers=declared | {"cost/device_hours": spent / 3600})
 
     def _report(self, tracker: RunTracker, results: ExperimentResults, outcomes: Mapping[str, Outcome]) -> Path:
-        """Figures, report, MLflow's tables and links, and the summary on the flow run's page."""
+        """Figures, report, MLflow's links, and the summary on the flow run's page."""
         claimed = {one.metric for one in self.declared.hypotheses}
         with_interval = [name for name in self.declared.metrics if name in claimed and name in TEST_METRICS]
         metrics = list(self.declared.metrics)
@@ -246,36 +237,22 @@ class Matrix:
         write_text(folder / "summary.md", markdown, durable=False)
         write_json(folder / "summary.json", results)
         write_index(folder.parent)
-        self._track(tracker, results, outcomes, figures, report)
+        self._track(tracker, results, figures, report)
         cells = results["mlflow_url"]
         more = {} if cells is None else {"The cells side by side in MLflow": cells}
         show_on_page(markdown, report, tracker.url, more)
         return report
 
     def _track(
-        self,
-        tracker: RunTracker,
-        results: ExperimentResults,
-        outcomes: Mapping[str, Outcome],
-        figures: Mapping[str, Path],
-        report: Path,
+        self, tracker: RunTracker, results: ExperimentResults, figures: Mapping[str, Path], report: Path
     ) -> None:
         """Send what belongs to the whole matrix, and describe it and its experiment."""
-        rows = {
-            "arms": [_arm_row(arm) for arm in results["arms"]],
-            "hypotheses": [dict(one) for one in results["hypotheses"]],
-        }
+        told = {str(file): REPORT_FOLDER for file in (report, report.with_name("summary.json"))}
         tracker.tell(
-            files={**{str(figure): "figures" for figure in figures.values()}, str(report): REPORT_FOLDER},
-            tables={name: plain_table(found) for name, found in rows.items() if found},
+            files={str(figure): "figures" for figure in figures.values()} | told,
             numbers=summary_metrics(results, self.declared.metrics[0]),
             tags={f"rm.verdict.{one['name']}": verdict_words(one) for one in results["hypotheses"]},
         )
-        prepared = {
-            outcome.refs["prepare"].digest: outcome for outcome in outcomes.values() if "prepare" in outcome.refs
-        }
-        for outcome in prepared.values():  # arms and seeds mostly share their pairs
-            log_pairs(tracker, outcome.cell.config, outcome.refs["prepare"])
         links, others = places(report)
         views = {"Cells side by side": tracker.comparison(), "Charts of the cells": tracker.comparison(charts=True)}
         shown = {name: address for name, address in views.items() if address is not None}
@@ -308,17 +285,10 @@ def _card(refs: Mapping[str, ArtifactRef]) -> Mapping[str, Metric]:
     return found
 
 
-def _arm_row(arm: ArmResult) -> dict[str, Any]:
-    row: dict[str, Any] = {"arm": arm["name"]}
-    for name, entry in arm["metrics"].items():
-        row |= {name: entry["value"], f"{name}_ci_low": entry["ci_low"], f"{name}_ci_high": entry["ci_high"]}
-    return row
-
-
 def summary_metrics(results: ExperimentResults, main: str) -> dict[str, float]:
     """The parent run's own numbers: what it cost, each arm's mean of the main metric, each hypothesis' value.
 
-    The tables `arms.json` and `hypotheses.json` have the others, and all intervals.
+    The file `summary.json` has the others, and all intervals.
     """
     found: dict[str, float | None] = {"cost/device_hours": results["cost"]["device_seconds"] / 3600}
     found |= {f"{main}.{arm['name']}": arm["metrics"][main]["value"] for arm in results["arms"]}

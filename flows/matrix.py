@@ -17,7 +17,6 @@ from prefect.exceptions import TerminationSignal
 from prefect.futures import PrefectConcurrentFuture, PrefectFuture
 
 from flows.console import say, say_notices, shown_while_waiting
-from flows.pipeline import log_pairs
 from rmcore.core.child_process import terminate_forked
 from rmcore.core.errors import RmcoreError, TrainingError
 from rmcore.core.manifests import make_key
@@ -203,7 +202,6 @@ class MatrixRunner:
 
     def _finish(self, tracker: RunTracker, cell: Cell, refs: dict[str, ArtifactRef]) -> None:
         tracker.tell(tags={"rm.key": run_key(refs)})
-        log_pairs(tracker, cell.config, refs["prepare"])
         self.finish(tracker, cell, refs)
 
     def _check_going_on(self, stage: str) -> None:

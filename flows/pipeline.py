@@ -33,14 +33,13 @@ from rmcore.core.files import write_json
 from rmcore.core.processes import terminate_children
 from rmcore.core.progress import below_the_echo, progress_bar
 from rmcore.core.store import ArtifactRef, Store
-from rmcore.core.tracking import METRICS_FILE
 from rmcore.readiness.verdict import verdict_tags
 from rmcore.reporting.html.note import RUN_FILES, linked, numbers_line, verdict_note
 from rmcore.reporting.html.report import summary_markdown, write_report
 from rmcore.reporting.runs import KEY_DIGITS, list_runs, write_index
 from rmcore.reporting.schema import Results
 from rmcore.stages.order import drawn, only_starts_reward_model, pipeline_stages, request
-from rmcore.stages.results import figures, gather_results, read_json, run_key
+from rmcore.stages.results import figures, gather_results, run_key
 from rmcore.stages.stage import Stage
 from tasks.stages import StageRun, run_stage, run_step
 from tasks.tracking import RunTracker
@@ -103,11 +102,8 @@ def run_pipeline(config: PipelineConfig, names: Sequence[str], *, kind: str, run
             run_name=run_name,
             tags={"rm.kind": kind, "rm.seed": str(config.seed), "prefect.flow_run_id": str(runtime.flow_run.id)},
             params=config,
-            loggers=config.loggers,
         ) as tracker,
     ):
-        if tracker.logger_folder is not None:
-            say(f"{' and '.join(config.loggers)}: the curves are in {shown_path(str(tracker.logger_folder))}, too")
         # Three runs of one study with one name cannot be told apart in MLflow's lists and legends.
         changes = named_changes(config.model_dump(mode="json"))
         tracker.tell(run_name=changes, is_watched=True)
@@ -204,14 +200,11 @@ def run_stages(
     def run(stage: Stage) -> ArtifactRef:
         after = [runs[needed] for needed in stage.upstream if needed in runs]
         done = runs[stage.name] = run_and_say(store, stage, tracker, after=after)
-        if done.cached:  # metrics of a stage that ran were sent while it ran
-            tracker.replay(done.ref.folder / METRICS_FILE)
         say_notices(stage.name, done.ref.folder)
         tracker.log_artifact_folder(done.ref.folder, stage.name)
         return done.ref
 
     request(names, config, run, given)
-    log_pairs(tracker, config, runs["prepare"].ref)
     return runs
 
 
@@ -219,13 +212,6 @@ def last_of(runs: Mapping[str, StageRun]) -> list[str]:
     """Return the task results of the final stages, those whose artifacts no other stage of `runs` reads."""
     read = {needed for run in runs.values() for needed in run.read}
     return [run.handed for name, run in runs.items() if name not in read]
-
-
-def log_pairs(tracker: RunTracker, config: PipelineConfig, prepared: ArtifactRef) -> None:
-    """Log the pairs of a run as its data set in MLflow, with the digest of the prepared artifact."""
-    num_rows = read_json(prepared, "audit.json")["num_pairs"]
-    pairs = {"name": Path(config.data.source).name, "source": config.data.source, "num_rows": num_rows}
-    tracker.tell(datasets={prepared.digest: pairs})
 
 
 def run_and_say(store: Store, stage: Stage, tracker: RunTracker, *, after: Iterable[StageRun] = ()) -> StageRun:

@@ -160,7 +160,7 @@ def changes_of(preset: str, config: PipelineConfig) -> dict[str, Any]:
     return changes
 
 
-UNNAMED = frozenset(("study", "data.source", "device", "loggers"))
+UNNAMED = frozenset(("study", "data.source", "device"))
 """Settings that name no run: those of one study mostly share them."""
 MOST_NAMED, LONGEST_VALUE = 4, 24
 

@@ -66,8 +66,8 @@ class _PersistentClient:
 def persistent(call: Callable[[], T]) -> T:
     """Return what one call to MLflow gives, repeating it for some seconds while its answer is a passing one.
 
-    Four runs that begin at once meet in MLflow's tables: of two that insert one row, such as the data set of both, the
-    second is refused, and of two that write a SQLite file, one may be told that it is locked. Neither is an outage.
+    Four runs that begin at once meet in MLflow's tables: of two that insert one row, such as a tag of their experiment,
+    the second is refused, and of two that write a SQLite file, one may be told that it is locked. Neither is an outage.
     """
     from mlflow.exceptions import MlflowException
     from sqlalchemy.exc import SQLAlchemyError

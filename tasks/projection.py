@@ -9,12 +9,11 @@ A child looks for its parent by uid when it begins, and a parent for its childre
 """
 
 import functools
-import json
 import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import isfinite
@@ -48,7 +47,6 @@ from tasks.run_record import (
 )
 
 if TYPE_CHECKING:
-    from mlflow import MlflowClient
     from mlflow.entities import Run
     from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
@@ -56,8 +54,6 @@ logger = logging.getLogger(__name__)
 
 MAX_METRICS, MAX_PARAMS, MAX_TAGS = 800, 100, 100
 """Entries of one log_batch call; MLflow's own limits are 1000 of all kinds, 100 parameters and 100 tags."""
-LOGGED_ARTIFACTS_TAG = "mlflow.loggedArtifacts"
-"""Where MLflow's evaluation view looks for tables: a JSON list of {"path", "type": "table"}."""
 NOTE_TAG = "mlflow.note.content"
 """Tag of the description that MLflow shows on a run's page."""
 PARENT_TAG = "mlflow.parentRunId"
@@ -125,13 +121,12 @@ class MlflowRun:
         order = ["attributes.start_time DESC"]
         return list(self.client.search_runs([self.experiment_id], f"tags.`{tag}` = '{value}'", order_by=order))
 
-    def send(self, record: RunRecord, lines: Sequence[bytes] = (), *, is_last: bool = False) -> None:
-        """Send what MLflow lacks of the record, and new lines of a metrics file.
+    def send(self, record: RunRecord, *, is_last: bool = False) -> None:
+        """Send what MLflow lacks of the record and of the files that it names.
 
-        In the last attempt what is gone from the disk, or refused, is named and left out; unfinished files are read.
+        In the last attempt what is gone from the disk, or refused, is named and left out.
         """
-        self._add_rows(parse_metric_lines(lines, source=Path(METRICS_FILE)))
-        for name, value, make in self._parts(record, is_last=is_last):
+        for name, value, make in self._parts(record):
             if value is None or self._sent.get(name) == value:
                 continue
             try:
@@ -144,7 +139,7 @@ class MlflowRun:
                 logger.warning("%s, so run %s goes to MLflow without it; run the same again.", self.missing[-1], run)
             self._sent[name] = value
 
-    def _parts(self, record: RunRecord, *, is_last: bool) -> Iterator[tuple[str, Any, Callable[[Any], object]]]:
+    def _parts(self, record: RunRecord) -> Iterator[tuple[str, Any, Callable[[Any], object]]]:
         """Give name, value and sender of each part of the run: its end after all else, a FINISHED run is whole."""
         yield "experiment tags", record.experiment_tags, self._tag_experiment
         if not self.complete:
@@ -152,15 +147,12 @@ class MlflowRun:
             yield "settings", record.settings, lambda tree: self.client.log_dict(self.run_id, tree, "settings.yaml")
             for path, stage in record.folders.items():
                 yield path, stage, partial(self._send_folder, Path(path))
-            for path in filter(os.path.isfile, record.curves if is_last else ()):
-                yield path, Path(path), self._add_curves
+            for curves in record.curves:
+                yield curves, _complete_lines(Path(curves)), partial(self._add_curves, Path(curves))
             for path, folder in record.files.items():
                 yield path, folder, partial(self._send_file, Path(path))
-            numbers = {"numbers": plain_table(self._numbers)} if self._numbers else {}
-            for name, table in (numbers | record.tables).items():
-                yield f"{name}.json", table, partial(self._send_table, name)
-            for fingerprint, entry in record.datasets.items():
-                yield fingerprint, entry, partial(self._send_dataset, fingerprint)
+            numbers = plain_table(self._numbers) if self._numbers else None
+            yield "numbers", numbers, lambda table: self.client.log_dict(self.run_id, table, "numbers.json")
         yield "numbers and tags", object(), lambda _: self._send_batch(record)
         yield "study", record.study_text, self._describe_study
         yield "model", record.model, self._register
@@ -175,8 +167,8 @@ class MlflowRun:
         """Send the curves, headline numbers, figures and tables of a stage's artifact."""
         if not artifact.is_dir():
             raise StoreError(f"{artifact} is gone")
-        if (artifact / METRICS_FILE).is_file():
-            self._next_step = max(self._next_step, self._add_curves(artifact / METRICS_FILE) + 1)
+        curves = artifact / METRICS_FILE
+        self._next_step = max(self._next_step, self._add_curves(curves, _complete_lines(curves)) + 1)
         numbers = read_numbers(artifact, stage)
         self._numbers += numbers
         shown, intervals = headline(numbers)
@@ -187,9 +179,9 @@ class MlflowRun:
             if (artifact / part).is_dir():
                 self.client.log_artifacts(self.run_id, str(artifact / part), f"{stage}/{part}")
 
-    def _add_curves(self, path: Path) -> int:
+    def _add_curves(self, path: Path, lines: Sequence[bytes]) -> int:
         """Add the rows of a metrics file; returns the last step."""
-        rows = parse_metric_lines(path.read_bytes().splitlines(), source=path)
+        rows = parse_metric_lines(lines, source=path)
         self._add_rows(rows)
         return max((step for step, _ in rows), default=-1)
 
@@ -204,26 +196,6 @@ class MlflowRun:
         if not path.exists():
             raise StoreError(f"{path} is gone")
         self.client.log_artifact(self.run_id, str(path), folder or None)
-
-    def _send_table(self, name: str, table: Mapping[str, Any]) -> None:
-        """Write a table (over an earlier one of this name) and list it for MLflow's evaluation view."""
-        self.client.log_dict(self.run_id, dict(table), f"{name}.json")
-        listed = json.loads(self._tags.get(LOGGED_ARTIFACTS_TAG, "[]"))
-        entry = {"path": f"{name}.json", "type": "table"}
-        self._tags[LOGGED_ARTIFACTS_TAG] = json.dumps([*(one for one in listed if one != entry), entry])
-
-    def _send_dataset(self, fingerprint: str, entry: Mapping[str, Any]) -> None:
-        """Name a data set as the run's input; MLflow keeps one per name and digest."""
-        from mlflow.entities import Dataset, DatasetInput, InputTag
-
-        entity = Dataset(
-            name=entry["name"],
-            digest=fingerprint[:36],  # MLflow's limit
-            source_type="local",
-            source=json.dumps({"uri": entry["source"]}),
-            profile=json.dumps({"num_rows": entry["num_rows"], "fingerprint": fingerprint}),
-        )
-        self.client.log_inputs(self.run_id, [DatasetInput(entity, [InputTag("mlflow.data.context", "training")])])
 
     def _send_batch(self, record: RunRecord) -> None:
         """Send curves, numbers, parameters and tags in as few calls as MLflow allows."""
@@ -291,22 +263,22 @@ class MlflowRun:
         with exclusive(self.directory / "mlflow" / "register.lock"):
             told = {**model, "note": self._linked(model["note"])}
             self.version = register_checkpoint(self.client, self._run, **told)
-        set_tags(self.client, self.run_id, {"rm.model": f"models:/{model['name']}/{self.version}"})
+        self.client.set_tag(self.run_id, "rm.model", f"models:/{model['name']}/{self.version}")
 
     def _confirm(self, told: Mapping[str, Any]) -> None:
         """Tell the versions of a training what serving them has shown."""
         with exclusive(self.directory / "mlflow" / "register.lock"):
             found = confirm_versions(self.client, told["key"], told["tags"])
         if found:
-            set_tags(self.client, self.run_id, {"rm.model": found[-1]})
+            self.client.set_tag(self.run_id, "rm.model", found[-1])
 
     def _end(self, record: RunRecord) -> None:
         self.stop_watching()
         for child in self._runs_of(PARENT_UID_TAG, record.uid):  # that looked for its parent before that was there
             if child.data.tags.get(PARENT_TAG) != self.run_id:
-                set_tags(self.client, child.info.run_id, {PARENT_TAG: self.run_id})
+                self.client.set_tag(child.info.run_id, PARENT_TAG, self.run_id)
         if self.missing:
-            set_tags(self.client, self.run_id, texts({MISSING_TAG: "; ".join(self.missing)}))
+            self.client.set_tag(self.run_id, MISSING_TAG, "; ".join(self.missing)[:MAX_VALUE_CHARS])
         # Two processes that end the same run at once must not delete each other's.
         with exclusive(self.directory / "mlflow" / "take-up.lock"):
             if not self.complete:
@@ -318,6 +290,13 @@ class MlflowRun:
                         self.client.delete_run(run.info.run_id)
 
 
+def _complete_lines(path: Path) -> list[bytes]:
+    """The lines of a file that may grow, whose last one is to come; none where it is not there, or has moved."""
+    with suppress(FileNotFoundError):
+        return path.read_bytes().split(b"\n")[:-1]
+    return []
+
+
 def is_whole(run: "Run", record: RunRecord) -> bool:
     """Whether MLflow has all of the outcome that `record` is about; without a key, of this very start of it.
 
@@ -327,17 +306,6 @@ def is_whole(run: "Run", record: RunRecord) -> bool:
     is_known = tags.get(START_TAG) == record.start if key is None else tags.get(KEY_TAG) == key
     is_same = all(params.get(name, text) == text for name, text in record.params.items())
     return is_known and is_same and run.info.status == "FINISHED" and MISSING_TAG not in tags
-
-
-def set_tags(client: "MlflowClient", run_id: str, tags: Mapping[str, str]) -> None:
-    """Set tags of a run.
-
-    Two may set one at the same moment, such as a child and its parent the parent's. MLflow's `set_tag` reads and then
-    inserts, so the second of them fails on the table's key; `log_batch` tries again.
-    """
-    from mlflow.entities import RunTag
-
-    client.log_batch(run_id, tags=[RunTag(name, text) for name, text in tags.items()])
 
 
 def sync_pending(directory: Path, tracking_uri: str | None = None) -> list[str]:

@@ -73,10 +73,6 @@ class RunRecord:
     """Numbers of the run as a whole; without those that are not finite. A name without a group is in `summary/`."""
     files: dict[str, str] = field(default_factory=dict)
     """Other files, with the folder of each among the run's artifacts ("" for the top)."""
-    tables: dict[str, dict[str, list[Any]]] = field(default_factory=dict)
-    """By name, as `plain_table` gives them; each is the artifact `<name>.json`, in the form of `mlflow.log_table`."""
-    datasets: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Its inputs by fingerprint: name, source, num_rows."""
     note: str | None = None
     """Its description: Markdown by `rmcore.reporting.html.note`, with links to files of the run."""
     experiment_tags: dict[str, str] = field(default_factory=dict)
@@ -139,16 +135,7 @@ def plain_table(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 
     >>> plain_table([{"arm": "adam", "eval": 0.7}, {"arm": "lion"}])
     {'columns': ['arm', 'eval'], 'data': [['adam', 0.7], ['lion', None]]}
-
-    Raises:
-        TypeError: a value is neither number, text, boolean nor None.
     """
-    for name, value in ((name, value) for row in rows for name, value in row.items()):
-        if not isinstance(value, str | int | float | None):
-            raise TypeError(
-                f"column {name!r} of the table holds {value!r}, a {type(value).__name__}: tables hold numbers, texts, "
-                "booleans and None. Turn it into one of these first."
-            )
     columns = list(dict.fromkeys(name for row in rows for name in row))
     values = [[row.get(name) for name in columns] for row in rows]
     finite = [[None if isinstance(one, float) and not math.isfinite(one) else one for one in row] for row in values]

@@ -9,20 +9,17 @@ fails, that is said once; at its end the run is completed, and else later by `rm
 import logging
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.errors import RmcoreError, StoreError
+from rmcore.core.errors import StoreError
 from rmcore.core.processes import this_process
-from rmcore.core.store import flatten
-from rmcore.core.tracking import NullTracker, Tracker, give_lines, open_loggers, require_loggers
 from tasks.comparison_view import ADDRESS_PARAMETER, comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
 from tasks.mlflow_client import in_one_line, without_login
@@ -41,16 +38,10 @@ class RunTracker:
     def __init__(self, record: RunRecord, directory: Path) -> None:
         self.record = record
         """All that was told; a new one after each telling."""
-        self.logger_folder: Path | None = None
-        """Folder of what other loggers keep; None without any."""
         self._directory = directory
         self._offline = threading.Event()
         self._saved: RunRecord | None = None
-        self._lines: list[bytes] = []
-        """Lines of followed files that are not sent yet."""
         self._run: MlflowRun | None = None
-        self._loggers = ExitStack()
-        self._logger: Tracker = NullTracker()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
         self._opened = self._next = self._thread.submit(self._send)
         self._thread.submit(self._end_dead_runs)
@@ -66,7 +57,6 @@ class RunTracker:
         also: Collection[str] = (),
         uid: str | None = None,
         parent_uid: str | None = None,
-        loggers: Sequence[str] = (),
     ) -> Self:
         """Open a run `run_name` in the experiment `rm/<study>` at `$MLFLOW_TRACKING_URI`; returns at once.
 
@@ -84,12 +74,7 @@ class RunTracker:
             also: names of settings that become parameters, too.
             uid: any text without quotes that names the run for ever; None: a new run each time.
             parent_uid: uid of the run that this one becomes a child of, started before or after it.
-            loggers: names of `rmcore.core.tracking` that get the curves, too; their files are below `$RM_OPT_HOME`.
-
-        Raises:
-            ConfigError: a logger cannot be used.
         """
-        require_loggers(loggers)
         directory, settings = home(), params.model_dump(mode="json") if isinstance(params, PipelineConfig) else None
         record = RunRecord(
             study=study,
@@ -101,10 +86,7 @@ class RunTracker:
             owner=this_process(),
             settings=settings,
         )
-        tracker = cls(record if uid is None else replace(record, uid=uid), directory)
-        if loggers:
-            tracker._log_also(loggers, flatten(settings or dict(params)))
-        return tracker
+        return cls(record if uid is None else replace(record, uid=uid), directory)
 
     def __enter__(self) -> Self:
         return self
@@ -158,20 +140,11 @@ class RunTracker:
         The file may not exist yet.
         """
         self.tell(curves=[*self.record.curves, str(path.resolve())])
-        stop, num_read = threading.Event(), 0
-
-        def send() -> None:
-            nonlocal num_read
-            if lines := new_lines(path, num_read):
-                num_read += sum(map(len, lines))
-                self._lines.extend(lines)
-                self._update()
-                give_lines(lines, self._logger)
+        stop = threading.Event()
 
         def look() -> None:
             while not stop.wait(FOLLOW_SECONDS):
-                with suppress(OSError):  # the next look reads the same lines, the last one in the caller
-                    send()
+                self._update()
 
         looker = threading.Thread(target=look, name="metrics-follower", daemon=True)
         looker.start()
@@ -180,26 +153,10 @@ class RunTracker:
         finally:
             stop.set()
             looker.join()
-            send()
-
-    def replay(self, path: Path) -> None:
-        """Give the rows of a `metrics.jsonl` that was there already to the other loggers; MLflow has its own way."""
-        give_lines(path.read_bytes().splitlines(), self._logger)
-
-    def _log_also(self, loggers: Sequence[str], params: Mapping[str, Any]) -> None:
-        study, run = self.record.study, self.record.run_name
-        begun = datetime.now().astimezone().strftime("%Y%m%d-%H%M%S")
-        self.logger_folder = self._directory / "loggers" / f"{run}-{begun}-{self.record.start}"
-        try:
-            opened = open_loggers(loggers, study=study, run=run, folder=self.logger_folder, config=params)
-            self._logger = self._loggers.enter_context(opened)
-        except RmcoreError:
-            self.end("FAILED")
-            raise
+            self._update()
 
     def end(self, status: Status = "FINISHED") -> None:
         """Close the run: waits until everything is sent (or written down as unsynced)."""
-        self._loggers.close()
         self.record = replace(self.record, status=status, ended_ms=time.time_ns() // 1_000_000)
         self._thread.submit(self._finish).result()
         self._thread.shutdown()
@@ -243,8 +200,7 @@ class RunTracker:
 
     def _send(self) -> None:
         """Make the run in MLflow equal to the record, unless MLflow is away."""
-        record, lines = self.record, self._lines[:]
-        del self._lines[: len(lines)]
+        record = self.record
         if record.status is None and record is not self._saved:
             self._saved = record
             with suppress(OSError):  # a full disk: what is missing at the end is told there
@@ -253,7 +209,7 @@ class RunTracker:
             return
         try:
             self._run = self._run or MlflowRun(record, self._directory)
-            self._run.send(record, lines)
+            self._run.send(record)
             if record.is_watched and record.status is None:
                 self._run.watch_machine()
         except Exception as error:  # noqa: BLE001 - whatever it is, hours of computation must not end for it
@@ -293,12 +249,3 @@ class RunTracker:
             if not self._run.missing:
                 logger.warning("MLflow answers again and has all of run %s.", self.record.run_name)
         self.record.path(self._directory).unlink(missing_ok=True)
-
-
-def new_lines(path: Path, num_read: int) -> list[bytes]:
-    """Complete lines of a growing file after its first `num_read` bytes; a last one without its newline is to come."""
-    if not path.is_file():
-        return []
-    with path.open("rb") as file:
-        file.seek(num_read)
-        return [line for line in file if line.endswith(b"\n")]

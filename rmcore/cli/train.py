@@ -23,7 +23,6 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.files import is_free, try_exclusive, write_json
 from rmcore.core.hardware import BY_MODEL_SIZE, HARDWARE, hopper_pairs
 from rmcore.core.processes import die_with_parent
-from rmcore.core.tracking import ManyTrackers, open_loggers, require_loggers
 from rmcore.data.observation import Observation
 from rmcore.data.pair import PreferencePair
 
@@ -91,9 +90,6 @@ def train(
     no_early_stopping: Annotated[
         bool, typer.Option("--no-early-stopping", help="Train to the last step, whatever the validation pairs say.")
     ] = False,
-    logger: Annotated[
-        list[str] | None, typer.Option("--logger", help="Send the curves to tensorboard or wandb, too; repeatable.")
-    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print steps, tokens, memory and expected time; write nothing.")
     ] = False,
@@ -123,7 +119,6 @@ def train(
             "study": "train",
             "seed": seed,
             "device": device,
-            "loggers": logger or (),
             "data": {
                 "source": _one_source(data, hf_dataset),
                 "eval_source": eval_data,
@@ -154,7 +149,6 @@ def train(
     if dry_run:
         _print_plan(config, _load(config.data, None))
         return
-    require_loggers(config.loggers)
     with _claimed(output_dir) if ranks.is_main else nullcontext():
         _check_free(output_dir, is_main=ranks.is_main)
         _train(config, _load(config.data, output_dir), output_dir, is_main=ranks.is_main)
@@ -290,14 +284,13 @@ def _load(config: DataConfig, output_dir: Path | None) -> _Read:
 
 def _train(config: PipelineConfig, read: _Read, output_dir: Path, *, is_main: bool) -> None:
     from rmcore.core.progress import progress_bar
-    from rmcore.core.store import flatten
     from rmcore.core.tracking import METRICS_FILE, JsonlTracker, NullTracker
     from rmcore.stages.order import training_of
     from rmcore.stages.train import train_into
     from rmcore.training.profiling import PROFILE_FOLDER
     from rmcore.training.resume import rewind
 
-    settings, flat = training_of(config), flatten(config.model_dump(mode="json"))
+    settings = training_of(config)
     if not is_main:  # writes nothing and says nothing
         silence = NullTracker(), lambda done, total, text: None
         train_into(settings, read.pairs, read.held_out, output_dir, *silence, observations=read.observations)
@@ -305,14 +298,11 @@ def _train(config: PipelineConfig, read: _Read, output_dir: Path, *, is_main: bo
     with progress_bar("train") as report:
         rewind(output_dir)
         write_json(output_dir / SETTINGS_FILE, config.model_dump(mode="json"))
-        also = open_loggers(config.loggers, study=config.study, run=output_dir.name, folder=output_dir, config=flat)
         tracker = JsonlTracker(output_dir / METRICS_FILE)
         try:
-            with also as others:
-                both = ManyTrackers((tracker, others))
-                result = train_into(
-                    settings, read.pairs, read.held_out, output_dir, both, report, observations=read.observations
-                )
+            result = train_into(
+                settings, read.pairs, read.held_out, output_dir, tracker, report, observations=read.observations
+            )
         finally:
             tracker.close()
     best = "" if result.best_value is None else f", {result.best_metric} {result.best_value:.4f}"

@@ -19,7 +19,6 @@ from rmcore.config.model import FROM_POLICY, ModelConfig
 from rmcore.config.policy import SFT, WORLD, PolicyConfig
 from rmcore.config.rlhf import RlhfConfig
 from rmcore.config.train import TrainConfig
-from rmcore.core.tracking import LoggerName
 from rmcore.landscape.settings import LandscapeConfig
 from rmcore.probes.settings import ProbeConfig
 from rmcore.suites.settings import BenchmarkConfig
@@ -37,8 +36,6 @@ class PipelineConfig(Settings):
     """Seeds the head, the data order, the splits and the synthetic benchmark."""
     device: str = Field(default="auto", pattern=DEVICES)
     """Where torch runs: auto takes a GPU where there is one; cpu, cuda, or one GPU of several: cuda:1."""
-    loggers: tuple[LoggerName, ...] = ()
-    """Where a training's curves go besides MLflow: tensorboard, wandb."""
     data: DataConfig = DataConfig()
     """The preference pairs."""
     model: ModelConfig = ModelConfig()

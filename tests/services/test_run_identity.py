@@ -15,13 +15,12 @@ from rmcore.core.tracking import METRICS_FILE
 from tasks import mlflow_client
 from tasks.mlflow_client import connect
 from tasks.projection import MISSING_TAG, PARENT_TAG, MlflowRun, sync_pending
-from tasks.run_record import plain_table, read_record, unsynced_folder
+from tasks.run_record import read_record, unsynced_folder
 from tasks.tracking import RunTracker
 
 pytestmark = pytest.mark.services
 
 DEAD = "http://127.0.0.1:9"
-PAIRS = {"name": "train", "source": "gold", "num_rows": 9}
 
 
 def cell(name="muon seed 2", key="k1", uid="m-muon-2", **params):
@@ -35,7 +34,7 @@ def matrix(key="all"):
 
 def tell(tracker, artifact):
     tracker.log_artifact_folder(artifact, "evaluate")
-    tracker.tell(numbers={"eval/gap": 0.1}, tables={"arms": plain_table([{"arm": "muon", "accuracy": 0.7}])})
+    tracker.tell(numbers={"eval/gap": 0.1})
 
 
 def client():
@@ -91,7 +90,7 @@ def complete(run):
     assert run.data.tags["interval/test_pairwise_accuracy"] == "0.6 to 0.8"
     assert numbers["eval/gap"] == [(0, 0.1)]
     files = {file.path for file in client().list_artifacts(run.info.run_id)}
-    assert files == {"arms.json", "evaluate", "numbers.json"}
+    assert files - {"evaluate", "numbers.json"} <= {"summary.json"}
     return run.info.status == "FINISHED"
 
 
@@ -218,16 +217,8 @@ def test_summary_numbers_told_again_replace_the_old_ones(home):
     for gap in (0.1, 0.2, 0.1):
         with RunTracker.start("demo", "matrix", {}, {}, uid="m") as tracker:
             tracker.tell(numbers={"eval/gap": gap, "eval/gap_ci_low": 0.05, "eval/unknown": float("nan")})
-            arms = plain_table([{"arm": "muon", "gap": gap}, {"arm": "lion", "note": "failed"}])
-            tracker.tell(tables={"arms": arms, "claims": plain_table([{"claim": "H1"}])})
     run = runs()["matrix"]
     assert run.data.metrics == {"eval/gap": 0.1, "eval/gap_ci_low": 0.05}
-    known = client()
-    table = known.load_table(run.info.experiment_id, "arms.json", [run.info.run_id])
-    assert table["gap"].tolist()[0] == 0.1
-    assert table.fillna("").to_dict("list") == {"arm": ["muon", "lion"], "gap": [0.1, ""], "note": ["", "failed"]}
-    assert run.data.tags["mlflow.loggedArtifacts"].count("arms.json") == 1
-    assert run.data.tags["mlflow.loggedArtifacts"].count("claims.json") == 1
 
 
 def test_children_are_below_their_parent_whichever_comes_first_and_below_a_new_one(home, artifact):
@@ -259,7 +250,6 @@ def test_after_an_outage_parents_are_sent_first_and_one_that_comes_later_finds_i
     with matrix() as parent, cell() as child:
         tell(child, artifact)
         parent.tell(numbers={"eval/muon": 0.7})
-        parent.tell(tables={"arms": plain_table([{"arm": "muon"}])})
     late = parent.record.path(home)
     record = late.read_text()
     late.unlink()
@@ -352,37 +342,36 @@ def test_what_the_database_refuses_for_a_moment_is_told_again_and_is_no_outage(
     with monkeypatch.context() as broken:
         refuse(broken, code, times=2)
         with cell() as tracker:
-            tracker.tell(datasets={"f" * 64: PAIRS})
             tell(tracker, artifact)
     assert not tracker.pending
     assert "its record is" not in caplog.text
     (run,) = runs().values()
     assert complete(run)
-    assert len(run.inputs.dataset_inputs) == 1
 
 
-def test_runs_that_name_one_data_set_at_once_all_have_it(home):
-    """Each looks for its row and inserts it where there is none; in a fresh database one of them comes first."""
+def test_runs_that_tag_their_experiment_at_once_all_do(home):
+    """Each inserts a row where there is none; in a fresh database one of them comes first."""
     names = [f"run {number}" for number in range(8)]
     trackers = [RunTracker.start("demo", name, {}, {}) for name in names]
     assert all(tracker.run_id for tracker in trackers)
     for number in range(6):
         for own, tracker in enumerate(trackers):
-            tracker.tell(datasets={f"{number}" * 64: PAIRS}, numbers={"eval/own": own})
+            tracker.tell(experiment_tags={f"rm.{number}": str(own)}, numbers={"eval/own": own})
     for tracker in trackers:
         tracker.end()
     assert not any(tracker.pending for tracker in trackers)
-    found = {name: (run.info.status, run.data.metrics, len(run.inputs.dataset_inputs)) for name, run in runs().items()}
-    assert found == {name: ("FINISHED", {"eval/own": own}, 6) for own, name in enumerate(names)}  # and do not mix
+    found = {name: (run.info.status, run.data.metrics) for name, run in runs().items()}
+    assert found == {name: ("FINISHED", {"eval/own": own}) for own, name in enumerate(names)}  # and do not mix
+    assert {f"rm.{number}" for number in range(6)} <= client().get_experiment_by_name("rm/demo").tags.keys()
 
 
 def test_what_mlflow_never_takes_costs_the_run_that_alone(home, artifact, monkeypatch, caplog):
     """The run ends and is not taken for whole: the next start of the same sends it."""
     with monkeypatch.context() as broken:
         broken.setattr(mlflow_client, "RETRY_SECONDS", 0.1)
-        refuse(broken, "BAD_REQUEST", times=10**6, only="log_inputs")
+        refuse(broken, "BAD_REQUEST", times=10**6, only="log_artifact")
         with cell() as tracker:
-            tracker.tell(datasets={"f" * 64: PAIRS})
+            tracker.tell(files={str(artifact / "summary.json"): ""})
             tell(tracker, artifact)
     assert not tracker.pending
     assert caplog.text.count("its record is") == 1
@@ -390,12 +379,12 @@ def test_what_mlflow_never_takes_costs_the_run_that_alone(home, artifact, monkey
     assert complete(run)
     assert "IntegrityError" in run.data.tags[MISSING_TAG]
     with cell() as tracker:
-        tracker.tell(datasets={"f" * 64: PAIRS})
+        tracker.tell(files={str(artifact / "summary.json"): ""})
         tell(tracker, artifact)
     run = only()
     assert complete(run)
     assert MISSING_TAG not in run.data.tags
-    assert len(run.inputs.dataset_inputs) == 1
+    assert "summary.json" in {file.path for file in client().list_artifacts(run.info.run_id)}
 
 
 @pytest.mark.parametrize("is_deleted", [False, True])

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from flows import pipeline
-from machine import PATIENCE_S, largest_file, wait_for
+from machine import largest_file, wait_for
 from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
@@ -21,7 +21,7 @@ from tasks.mlflow_client import connect
 from tasks.model_versions import confirmation_tags
 from tasks.projection import sync_pending
 from tasks.run_record import metric_name, read_record, unsynced_folder
-from tasks.tracking import RunTracker, new_lines
+from tasks.tracking import RunTracker
 
 pytestmark = pytest.mark.services
 
@@ -85,12 +85,9 @@ def assert_complete(client, artifact: Path, num_steps: int = 3) -> None:
     }
     files = {file.path for file in client.list_artifacts(run.info.run_id, "evaluate/figures")}
     assert files == {"evaluate/figures/curve.png"}
-    (used,) = run.inputs.dataset_inputs
-    assert (used.dataset.name, json.loads(used.dataset.profile)) == ("train", {"num_rows": 9, "fingerprint": "f" * 64})
 
 
 def tell_everything(tracker: RunTracker, artifact: Path) -> None:
-    tracker.tell(datasets={"f" * 64: {"name": "train", "source": "gold", "num_rows": 9}})
     tracker.log_artifact_folder(artifact, "evaluate")
     tracker.tell(tags={"rm.verdict": "ready"})
 
@@ -115,33 +112,15 @@ def test_followed_lines_are_sent_once_though_the_folder_moves(home, artifact, tm
     assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
 
 
-def test_lines_that_the_followers_thread_could_not_read_are_sent_at_the_end(home, artifact, monkeypatch):
-    looked = threading.Event()
-
-    def fail_in_the_thread(path, num_read):
-        if threading.current_thread() is not threading.main_thread():
-            looked.set()
-            raise OSError(5, "Input/output error")
-        return new_lines(path, num_read)
-
+def test_a_running_stages_lines_are_sent_while_it_runs_without_one_that_is_half_written(home, tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "FOLLOW_SECONDS", 0.001)
-    monkeypatch.setattr(tracking, "new_lines", fail_in_the_thread)
-    with start() as tracker:
-        with tracker.follow(artifact / METRICS_FILE):
-            assert looked.wait(PATIENCE_S)
-        tell_everything(tracker, artifact)
-    assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
-
-
-def test_a_growing_file_gives_complete_lines_only(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    assert new_lines(path, 0) == []
-    with path.open("ab", buffering=0) as file:
-        file.write(b'{"a": 1}\n{"b"')
-        assert new_lines(path, 0) == [b'{"a": 1}\n']
-        file.write(b": 2}\n")
-    assert new_lines(path, 9) == [b'{"b": 2}\n']
-    assert new_lines(path, 18) == []
+    path, client = tmp_path / METRICS_FILE, connect(os.environ["MLFLOW_TRACKING_URI"])
+    with start() as tracker, tracker.follow(path):
+        write_steps(path, range(2))
+        with path.open("a") as file:
+            file.write('{"step": 2, "metr')
+        wait_for(lambda: history(client, tracker.run_id, "train/loss") == [(0, 1.0), (1, 0.5)])
+    assert history(client, only_run(client).info.run_id, "train/loss") == [(0, 1.0), (1, 0.5)]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,5 @@
 """What waits for MLflow is what was written, or is named; names of a study's runs tell them apart and fit MLflow."""
 
-import json
-from dataclasses import asdict
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,7 +9,7 @@ from rmcore.core.errors import DataError
 from rmcore.reporting.runs import KEY_DIGITS
 from tasks.comparison_view import told_apart
 from tasks.mlflow_client import in_one_line
-from tasks.run_record import RunRecord, plain_table, read_record
+from tasks.run_record import RunRecord, read_record
 
 WHOLE = RunRecord(
     "study",
@@ -39,25 +36,6 @@ def test_what_is_no_record_is_named(tmp_path, content):
     path.write_bytes(content)
     with pytest.raises(DataError, match=r"record\.json is not a run record"):
         read_record(path)
-
-
-@pytest.mark.parametrize("value", [None, 7, "x", [1], {"a": 1}, True])
-@pytest.mark.parametrize(
-    "name", ["study", "tags", "params", "uid", "started_ms", "folders", "curves", "status", "more"]
-)
-def test_a_field_of_another_kind_is_named(tmp_path, name, value):
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(asdict(WHOLE) | {name: value}))
-    if (name, value) in (("study", "x"), ("uid", "x"), ("started_ms", 7), ("status", None)):
-        assert getattr(read_record(path), name) == value
-    else:
-        with pytest.raises(DataError, match="is not a run record"):
-            read_record(path)
-
-
-def test_a_table_takes_only_what_json_has(tmp_path):
-    with pytest.raises(TypeError, match="column 'path'"):
-        plain_table([{"path": tmp_path}])
 
 
 COLUMN = 250

@@ -140,7 +140,7 @@ OTHER_VALUES = {
     "policy.people": "to_judge", "policy.judge_ceiling": 0.9,
     "data.attribute_weights": {"helpfulness": 1.0},
     "data.grade_columns": ("stars",),
-    "device": "cuda:1", "loggers": ("wandb",),
+    "device": "cuda:1",
     "data.gold.shortcut": "flattery", "model.name": "deberta", "model.lora": LoraSettings(),
     "model.render_fn": "json:dumps",
     "train.batching": "plain",
@@ -154,7 +154,6 @@ CHECKPOINT_STAGES = {"evaluate", "overoptimization", "confirmation", "grpo", *OP
 ON_DEVICE = CHECKPOINT_STAGES | {"train", "policy", "samples"}
 STAGES_OF_A_SECTION = {
     "study": set(),
-    "loggers": set(),
     "seed": {name for name in ON_DEVICE if "seed" in STAGES[name].model_fields} | {"prepare", "readiness"},
     "device": ON_DEVICE,
     "data": {"prepare"},
