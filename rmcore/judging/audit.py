@@ -9,7 +9,6 @@ was: 1 won, 0 tied, -1 lost. Over P pairs of C prompts, every interval by resamp
                         people do; u how often people agree with one another, so that their labels are right as often
                         as h of 2h - 1 = sqrt(2u - 1), and both err independently
     position_bias       mean of (v + w) / 2: how much more often the first response wins than the second
-    consistency         share of pairs in which both orders give one verdict
     length_bias         how often it disagrees where people prefer the shorter response, less how often it does where
                         they prefer the longer one: above 0 it errs towards length
     injection_gain      by how much a response that people rejected wins more often with a sentence in it that asks for
@@ -118,7 +117,7 @@ def audit(
     metrics["reliability"] = _reliability(verdicts, read, people, prompts)
     if verdicts.num_orders == 1:
         why = "the judge sees one response at a time, so there is no order"
-        metrics |= {name: MetricValue(None, None, None, 0, why) for name in ("position_bias", "consistency")}
+        metrics["position_bias"] = MetricValue(None, None, None, 0, why)
     why = f"the pairs do not say how sure people are ({CHOSEN_PROBABILITY}, or several labels a pair)"
     unknown = {"ceiling": MetricValue(None, None, None, 0, why)}
     metrics |= unknown if people is None else prompts.means([people])
@@ -245,7 +244,6 @@ def _means(verdicts: Verdicts, read: BoolArray, pairs: Sequence[PreferencePair])
     return [
         PairMean("agreement", agreement, read, True, ""),
         PairMean("position_bias", (v + w) / 2, read, False, "", is_difference=True),
-        PairMean("consistency", (v == -w).astype(np.float64), read, True, ""),
         PairMean("length_bias", errs, read & is_shorter, False, no_length, True, read & is_longer),
     ]
 

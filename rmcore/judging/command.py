@@ -21,7 +21,7 @@ JudgeName = Annotated[
         "--judge", help="openai:MODEL@URL, module:function of (prompt, response), or the folder of a reward model."
     ),
 ]
-SHOWN = (*("agreement", "ceiling", "reliability", "position_bias", "consistency", "length_bias", "injection_gain"),)
+SHOWN = ("agreement", "ceiling", "reliability", "position_bias", "length_bias", "injection_gain")
 judge = typer.Typer(no_args_is_help=True, help="Compare a judge with people before its judgements are used.")
 
 

@@ -148,7 +148,8 @@ class Endpoint:
         if missing:
             self._run(self._ask_missing(missing, report))
         replies = [self.answers.known[self._key(question)] for question in questions]
-        self._count_models(replies)
+        for reply in replies:
+            self.models[reply.model] = self.models.get(reply.model, 0) + 1
         return replies
 
     @property
@@ -182,17 +183,6 @@ class Endpoint:
             self.answers.release(claim)
             return None
         return claim
-
-    def _count_models(self, replies: Sequence[Reply]) -> None:
-        known = set(self.models)
-        for reply in replies:
-            self.models[reply.model] = self.models.get(reply.model, 0) + 1
-        names = [name or "no name" for name in self.models]
-        if len(names) > 1 and set(self.models) != known:
-            self._note(
-                f"{self.address.model} has answered under {len(names)} names ({', '.join(names)}), which may be "
-                "different models; name a dated version"
-            )
 
     async def _identify(self) -> None:
         """Learn from the server which model it calls by the name; one that does not say is known by its host."""

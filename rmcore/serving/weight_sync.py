@@ -44,8 +44,6 @@ class RMPublisherAdapter:
         self.client = client
         self.mode = mode
         self.weights_folder = weights_folder
-        self.version: VersionInfo | None = None
-        """Version that the server answered last."""
 
     def publish(self, rm: BradleyTerryRM) -> VersionInfo:
         """Have the server serve the present weights of `rm`. The model, its modes and random states stay as they are.
@@ -63,8 +61,7 @@ class RMPublisherAdapter:
                 "would leave out what was trained. Use lora with adapters, head_only or full without."
             )
         update = self._write(rm, self.client.version())
-        self.version = self.client.publish(update, timeout_s=PUBLISH_SECONDS)
-        return self.version
+        return self.client.publish(update, timeout_s=PUBLISH_SECONDS)
 
     def _write(self, rm: BradleyTerryRM, served: VersionInfo) -> WeightUpdate:
         """Put the weights next to those that are served."""

@@ -122,19 +122,6 @@ def test_where_a_model_answers_is_no_part_of_a_key_and_how_it_is_asked_is(chain,
         assert (chain.with_config(policy={"judging": judging}).key("samples") != chain.key("samples")) == differs
 
 
-@pytest.mark.parametrize(
-    ("named", "judging", "words"),
-    [
-        ("openai:m", {}, "names no endpoint"),
-        ("openai:m@http://127.0.0.1:1/v1", {"rubric": "no such"}, "rubric"),
-        ("openai:m@http://127.0.0.1:1/v1", {"audit": "/no/such.json"}, "no audit"),
-    ],
-)
-def test_what_cannot_judge_is_refused_before_anything_runs(named, judging, words):
-    with pytest.raises(ConfigError, match=words):
-        require_named_judge(named, JudgingConfig(**judging))
-
-
 def call(*arguments):
     return guard(lambda: app([str(one) for one in arguments], standalone_mode=False))
 

@@ -20,13 +20,13 @@ from safetensors.torch import load_file, save_file
 
 import small_vllm
 from machine import PATIENCE_S, family, wait_for
-from rmcore.core.errors import NotReadyError, RequestError, ServingError
+from rmcore.core.errors import ConfigError, NotReadyError, RequestError, ServingError
 from rmcore.core.processes import runs
 from rmcore.serving.served import ServedModel, Weights
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.types import RewardProbe, WeightUpdate
 from rmcore.serving.updates import stage_checkpoint, write_update
-from rmcore.serving.vllm_process import EngineSettings, VllmEngine
+from rmcore.serving.vllm_process import EngineSettings, VllmEngine, find_vllm
 from rmcore.serving.weight_files import WeightLayout, folder_digest, write_index
 
 pytestmark = pytest.mark.slow
@@ -316,3 +316,12 @@ def test_nothing_is_left_of_a_vllm_whose_starter_was_killed():
     starter.kill()
     starter.wait()
     wait_for(lambda: not any(map(runs, below)))
+
+
+def test_a_vllm_script_means_the_python_next_to_it(tmp_path):
+    python, script = small_vllm.make_program(tmp_path), tmp_path / "vllm"
+    script.symlink_to(python)
+    assert find_vllm(str(script)) == find_vllm(str(python)) == python
+    python.unlink()
+    with pytest.raises(ConfigError, match="is no program"):
+        find_vllm(str(script))
