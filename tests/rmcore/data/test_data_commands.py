@@ -5,14 +5,12 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from rmcore.cli import app
 from rmcore.cli.guard import FAILED, guard
 from rmcore.data.observation import Observation
-from rmcore.data.observation_counts import SHOWN_BEGINNING, SHOWN_END, describe_observations, examples, format_examples
-from rmcore.data.pair import Message, is_blank
+from rmcore.data.observation_counts import describe_observations, examples
+from rmcore.data.pair import Message
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.survey import Scale, survey
 
@@ -151,25 +149,6 @@ def test_data_check_shows_a_file_whose_grades_imply_no_pair(tmp_path, capsys):
     )
     assert checked(path, "--grade-columns", "stars") == 0
     assert "stars                   ordinal, 9 grades from 0 to 8" in capsys.readouterr().out
-
-
-TEXT = st.text(min_size=1).filter(lambda text: not is_blank(text))
-
-
-@given(st.lists(TEXT, min_size=1, max_size=9), TEXT)
-@settings(max_examples=100)
-def test_first_middle_and_last_are_shown_whole_or_cut_where_said(texts, suffix):
-    said = [Observation(f"{number}{text}", (text, text + suffix), (2, 1)) for number, text in enumerate(texts)]
-    found = examples(said)
-    assert [one["number"] for one in found] == sorted({1, len(said) // 2 + 1, len(said)})
-    for one in found:
-        (role, prompt), (first, rejected), (second, _) = one["lines"]
-        assert (role, first, second) == ("user", "→ rejected", "→ chosen")
-        whole = said[one["number"] - 1].answers[0]
-        if len(whole) <= SHOWN_BEGINNING + SHOWN_END and whole.isprintable():
-            assert rejected == whole
-        assert prompt.startswith(str(one["number"] - 1))
-    assert all(line.isprintable() for line in format_examples(found, len(said)).split("\n"))
 
 
 def test_turns_calls_and_judgements_are_named(tmp_path):

@@ -263,44 +263,29 @@ def test_pairs_are_not_taken_for_responses(tmp_path, rows):
 
 
 PAIR = {"prompt": "What is on it?", "chosen": "A cat.", "rejected": "A dog."}
+SCORED = {"prompt": "What is on it?", "response": "A cat.", "system": "Be brief."}
+NAMED = [
+    *({"documents": ["x"]}, {"context": "It is dark."}, {"History": [["q", "a"]]}, {"input": "apple"}),
+    {"chat_template_kwargs": {"enable_thinking": False}},
+]
+NOT_NAMED = [
+    *({"question": " What is on it? "}, {"context": ""}, {"images": []}, {"images": "[]"}, {"input": None}, {"n": "x"})
+]
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        *({"documents": ["x"]}, {"context": "It is dark."}, {"History": [["q", "a"]]}, {"input": "apple"}),
-        {"chat_template_kwargs": {"enable_thinking": False}},
-    ],
-)
-def test_it_is_named_by_data_check_and_by_what_reads_in_parts(tmp_path, part):
-    source = lines([PAIR, {**PAIR, **part}], tmp_path / "data.jsonl")
-    [name] = part
-    loaded = load_pairs(source)
-    [notice] = loaded.notices()
-    assert f"{name!r} (in 1 of the first 2)" in notice
-    assert f"NOTE     {notice}" in format_audit(audit({"all": loaded.pairs}, [loaded]))
+@pytest.mark.parametrize("part", [*NAMED, *NOT_NAMED])
+def test_a_column_like_a_part_of_the_prompt_is_named_wherever_rows_are_read(tmp_path, part):
+    pairs = lines([PAIR, PAIR | part], tmp_path / "pairs.jsonl")
+    rows = lines([SCORED, SCORED | part], tmp_path / "rows.jsonl")
+    loaded = load_pairs(pairs)
     for size in (1, 100):
-        parts = SourceInParts(source, size)
-        assert sum(len(one.pairs) for one in parts) == 2
-        [said] = parts.notices
-        assert name in said
-
-
-def test_it_is_named_where_responses_are_scored(tmp_path):
-    row = {"prompt": "What is on it?", "response": "A cat.", "system": "Be brief."}
-    parts = SourceInParts(lines([row, {**row, "context": "It is dark."}], tmp_path / "data.jsonl"), 1)
-    assert sum(len(one.responses) for one in parts) == 2
-    [said] = parts.notices
-    assert "'context' (in 1 of the first 2)" in said
-    assert "system'" not in said
-
-
-@pytest.mark.parametrize(
-    "other",
-    [{"question": " What is on it? "}, {"context": ""}, {"images": []}, {"images": "[]"}, {"input": None}, {"n": "x"}],
-)
-def test_other_columns_are_not(tmp_path, other):
-    assert load_pairs(lines([{**PAIR, **other}], tmp_path / "data.jsonl")).notices() == []
+        for source in (SourceInParts(pairs, size), SourceInParts(rows, size)):
+            assert sum(map(len, source)) == 2
+            said = [f"{name!r} (in 1 of the " in notice for notice in source.notices for name in part]
+            assert said == [True] * (part in NAMED)
+    assert len(loaded.notices()) == (part in NAMED)
+    for notice in loaded.notices():
+        assert f"NOTE     {notice}" in format_audit(audit({"all": loaded.pairs}, [loaded]))
 
 
 @pytest.mark.parametrize("first", ["round", "", None, math.nan])

@@ -246,9 +246,9 @@ SAMPLES = {"data": {"source": __file__}, "policy": {"samples": __file__}, "rlhf"
 @pytest.mark.parametrize(
     ("given", "setting", "other", "expected"),
     [
-        ({"policy": {"name": "world"}}, "data.gold.shortcut", "claims",
+        ({"policy": {"name": "world"}}, "data.gold.shortcut", "flattery",
             {"prepare", "policy", "samples", "confirmation"}),
-        ({"data": {"source": __file__}}, "data.gold.shortcut", "claims", {"prepare"}),
+        ({"data": {"source": __file__}}, "data.gold.shortcut", "flattery", {"prepare"}),
         (SAMPLES, "policy.name", "a/policy", {"samples", "confirmation"}),
         (SAMPLES, "policy.judge_column", "other", {"samples", "overoptimization"}),
         (SAMPLES, "policy.judging.mode", "pairwise", set()),
