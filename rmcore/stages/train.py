@@ -31,7 +31,6 @@ from rmcore.reporting.figures.style import save
 from rmcore.reporting.figures.training import training_curves_figure
 from rmcore.stages.prepared import observations_of, policy_place
 from rmcore.stages.stages import Training, TrainStage
-from rmcore.training.evaluation import calibration
 from rmcore.training.loop import BF16_NOTE, Trainer, with_precision
 from rmcore.training.material import Material, tokens_of
 from rmcore.training.ranks import Ranks, environment_ranks, share_of_host
@@ -116,7 +115,6 @@ def train_into(
             tracker=tracker,
             seed=settings.seed,
             report=report,
-            callbacks=[calibration],
             settings=_model_settings(settings.model, device.type) | material.settings(),
             ranks=ranks,
         )

@@ -20,7 +20,6 @@ from rmcore.config.train import TrainConfig
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.evaluation import calibration
 from rmcore.training.loop import Trainer
 
 PINNED = Path(__file__).with_name("trajectory.json")
@@ -57,7 +56,6 @@ def trajectory(folder: Path, changes: dict) -> dict[str, dict[str, float]]:
         folder=folder,
         tracker=tracker,
         seed=0,
-        callbacks=[calibration],
     ).run()
     found: dict[str, dict[str, float]] = {}
     for step, values in tracker.rows:
