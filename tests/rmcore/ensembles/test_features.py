@@ -3,18 +3,15 @@
 import numpy as np
 import pytest
 import torch
-import transformers as hf
 from torch import nn
 
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.core.errors import ModelError
-from rmcore.data.rendering import Rendering
 from rmcore.ensembles.features import features, head_of
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.models.tiny import tiny_tokenizer
+from tests.support.random_models import model_of
 
 CPU = torch.device("cpu")
-SMALL = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
 
 
 def causal(folder, lora):
@@ -22,20 +19,10 @@ def causal(folder, lora):
     return BradleyTerryRM.new(ModelConfig(name=str(folder), max_seq_len=128, lora=settings), seed=0, device=CPU)
 
 
-def encoder(kind):
-    tokenizer = tiny_tokenizer()
-    options = SMALL | {"vocab_size": len(tokenizer), "pad_token_id": tokenizer.pad_token_id, "num_labels": 1}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        config = (hf.BertConfig if kind == "bert" else hf.RobertaConfig)(**options, max_position_embeddings=160)
-        model = hf.AutoModelForSequenceClassification.from_config(config).eval()
-    return BradleyTerryRM.of(model, tokenizer, Rendering("plain", 128))
-
-
 @pytest.fixture(params=["causal", "causal lora", "bert", "roberta"])
 def reward_model(request, tiny_folder):
     lora = "lora" in request.param
-    rm = causal(tiny_folder, lora) if "causal" in request.param else encoder(request.param)
+    rm = causal(tiny_folder, lora) if "causal" in request.param else model_of(request.param)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(1)
         for name, parameter in rm.model.named_parameters():
