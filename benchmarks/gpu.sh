@@ -6,9 +6,9 @@ python=${PYTHON:-python3}
 if [ -z "${PYTHON:-}" ] && [ -x .venv/bin/python ]; then
   python=.venv/bin/python
 fi
-# What a machine usually lacks that has torch, transformers and their company: of rmcore, of TRL, of 8-bit moments.
+# What a machine usually lacks that has torch, transformers and their company: of rmcore and of TRL.
 lacking='pydantic|pydantic-core|annotated-types|typing-inspection|typing-extensions|psutil|pyyaml|jinja2|markupsafe'
-lacking="$lacking|trl|datasets|dill|multiprocess|xxhash|torchao"
+lacking="$lacking|trl|datasets|dill|multiprocess|xxhash"
 if [ "${1:-}" = --fetch-wheels ]; then
   platforms=$(printf -- '--platform manylinux%s_x86_64 ' _2_28 _2_27 _2_24 _2_17 _2_5 2014 1)
   # shellcheck disable=SC2046,SC2086 - a word each

@@ -42,7 +42,7 @@ from rmcore.training import train_mode
 HALF, LARGE, WIDE = "qwen2.5-0.5b", "qwen2.5-1.5b", "8b-width"
 SHAPES = {name: QWEN_SHAPES[name] for name in (HALF, LARGE, WIDE, "smoke")}
 STEPS, PAIRS_PER_STEP, TRL_BATCH = 10, 64, 32
-PACKAGES = ("torch", "transformers", "peft", "trl", "triton", "torchao", "vllm", "pydantic")
+PACKAGES = ("torch", "transformers", "peft", "trl", "triton", "vllm", "pydantic")
 CACHE_FILE = "compile_cache.bin"
 LARGE_CARD = 100 * 2**30
 """Bytes: more than an H100 has, less than an H200."""
