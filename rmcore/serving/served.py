@@ -243,7 +243,7 @@ def _words(error: BaseException) -> str:
 
 
 class Gate:
-    """What requests pass together and an exchange of weights alone.
+    """A gate that requests pass together and an exchange of weights alone.
 
     A waiting exchange lets no new request in, so it comes to its turn under any load.
     """

@@ -305,7 +305,7 @@ class VllmEngine(VllmProcess):
         return [float(row["probs"][0]) for row in rows]
 
     async def metrics(self) -> bytes:
-        """What vLLM counts, as Prometheus text.
+        """Return the counts of vLLM as Prometheus text.
 
         Raises:
             NotReadyError: it is away.

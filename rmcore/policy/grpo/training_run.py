@@ -46,8 +46,8 @@ PARITY = {
     "sampling/sampling_logp_difference/mean": "rollout_difference_mean",
     "sampling/sampling_logp_difference/max": "rollout_difference_max",
 }
-"""What TRL logs of each step whose samples vLLM drew: how far its log-probabilities were from the trainer's, in nats a
-token; and our names."""
+"""Numbers that TRL logs of steps whose samples vLLM drew: how far its log-probabilities were from the trainer's, in
+nats a token; and our names."""
 
 
 @dataclass(frozen=True)

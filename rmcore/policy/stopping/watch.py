@@ -259,7 +259,7 @@ class Watch:
         self.useful_gain = useful_gain
         self.curve = GainCurve()
         self.pairs_asked = 0
-        """Of all looks that were begun."""
+        """In all looks that were begun."""
         self.pairs_judged = 0
         self.kept = [0]
         """Numbers of the checkpoints whose weights are still there."""
