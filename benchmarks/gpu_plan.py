@@ -1,33 +1,38 @@
 """Everything that only a CUDA GPU can show, in one call of at most 490 s.
 
-    benchmarks/gpu.sh --fetch-wheels              # where a package index is reached: .wheels, of what is usually absent
-    benchmarks/gpu.sh --out DIR                   # on the machine with the GPU, .wheels in the tree
+    benchmarks/gpu.sh --fetch-wheels              # where a package index is reached: .wheels
+    benchmarks/gpu.sh --out DIR                   # on the machine with the GPU, .wheels next to the tree
     benchmarks/gpu.sh --out NEW --resume DIR      # a second call: only what failed or had no time, compile caches kept
     benchmarks/gpu.sh --out DIR --only compile,ladder
     benchmarks/gpu.sh --smoke --out DIR           # the same path with small shapes on a CPU
 
-`PLAN` is the order, the most important question first, with the most seconds that each part may take; a part that
-exceeds them is stopped. All parts run in one process, so that libraries are imported and each model is built once.
-Every measurement is a line of gpu.jsonl, written as soon as it is known, so a call that dies is continued by --resume;
-gpu.md shows them as tables. No part needs a network. Weights are drawn at random: no number says anything about the
-quality of a reward model.
+`PLAN` is the order, the most important question first, with the most seconds that each part may take. One worker
+process imports the libraries once and runs the parts one after the other, so that each model is built once; a part that
+exceeds its time or takes its process with it is ended, and a new worker goes on with the next one. Every measurement is
+a line of gpu.jsonl, written as soon as it is known; gpu.md shows them as tables, gpu.log has what was printed. No part
+needs a network. Weights are drawn at random: no number says anything about the quality of a reward model.
 """
 
 import argparse
+import ctypes
 import gc
 import importlib
 import json
+import multiprocessing
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import gpu_wheels
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 490.0
@@ -44,27 +49,27 @@ class Part:
     name: str
     module: str
     seconds: float
-    """Most that it may take; the first one also pays for the imports."""
+    """Most that it may take; the first part that needs torch also pays for the imports."""
 
 
 PLAN = (
-    Part("machine", "gpu_training", 60),
+    Part("machine", "gpu_kernels", 60),
     Part("compile", "gpu_training", 90),
-    Part("ladder", "gpu_training", 50),
-    Part("large", "gpu_training", 80),
-    Part("scoring", "gpu_scoring", 70),
-    Part("wide", "gpu_training", 60),
-    Part("sharding", "gpu_sharding", 40),
-    Part("trl", "gpu_training", 40),
+    Part("profile", "gpu_profile", 35),
+    Part("ladder", "gpu_training", 40),
+    Part("large", "gpu_training", 60),
+    Part("scoring", "gpu_scoring", 50),
+    Part("wide", "gpu_training", 45),
+    Part("ceilings", "gpu_kernels", 15),
+    Part("exactness", "gpu_exactness", 20),
+    Part("sharding", "gpu_sharding", 25),
+    Part("trl", "gpu_training", 25),
+    Part("fp8", "gpu_training", 25),
 )
 
 
 class NotHereError(Exception):
     """What is to be measured is not on this machine; the message says what."""
-
-
-class StoppedError(BaseException):
-    """The time of a part is over, whatever it is doing."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +102,7 @@ class Records:
 
 @dataclass
 class Work:
-    """What the parts share: where results go, what is done, and the models that were built."""
+    """What the parts of one worker share: where results go, what is done, and the models that were built."""
 
     smoke: bool
     records: Records
@@ -113,6 +118,7 @@ class Work:
         before = self.records.latest().get((self.part, unit))
         if before and before["status"] in ("done", "skipped"):
             return before if before["status"] == "done" else None
+        self.records.write(part=self.part, unit=unit, status="begun")
         started = time.monotonic()
         try:
             record = {"status": "done"} | call()
@@ -126,43 +132,11 @@ class Work:
         free_memory()
         return record if record["status"] == "done" else None
 
-    def run(self, part: Part, seconds: float) -> str:
-        """Run one part unless it is done, for so many seconds at most; its status."""
-        end = self.records.latest().get((part.name, ""))
-        if end and end["status"] == "done":
-            print(f"{part.name}: done before", flush=True)
-            return "done"
-        if seconds < 1:
-            print(f"{part.name}: not begun, no time is left", flush=True)
-            return "not begun"
-        self.part, started, reason = part.name, time.monotonic(), ""
-        before = signal.signal(signal.SIGALRM, _stop)
-        signal.setitimer(signal.ITIMER_REAL, seconds)
-        try:
-            getattr(importlib.import_module(part.module), part.name)(self)
-            units = [one for (name, unit), one in self.records.latest().items() if name == part.name and unit]
-            status = "failed" if any(one["status"] == "failed" for one in units) else "done"
-        except StoppedError:
-            status, reason = "stopped", f"not done within {seconds:.0f} s"
-            self.built.clear()
-            free_memory()
-        finally:
-            signal.setitimer(signal.ITIMER_REAL, 0)
-            signal.signal(signal.SIGALRM, before)
-        took = round(time.monotonic() - started, 1)
-        self.records.write(part=part.name, status=status, reason=reason, seconds=took)
-        print(f"{part.name}: {status} in {took:.0f} s {reason}", flush=True)
-        return status
-
-
-def _stop(*_: object) -> None:
-    raise StoppedError
-
 
 def free_memory() -> None:
     """Give what the last measurement left behind back to the GPU."""
     gc.collect()
-    torch = sys.modules.get("torch")  # imported by the parts
+    torch = sys.modules.get("torch")  # imported by the parts that use it
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
@@ -171,22 +145,25 @@ def free_memory() -> None:
 def main() -> int:
     """Run the parts that are not done; 1 if something failed."""
     given = parse()
+    if given.fetch_wheels:
+        return gpu_wheels.fetch(given.wheels)
     deadline = time.monotonic() + given.seconds
     given.out.mkdir(parents=True, exist_ok=True)
     for name in CARRIED:
         if given.resume and (given.resume / name).is_file() and not (given.out / name).exists():
             shutil.copyfile(given.resume / name, given.out / name)
-    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    os.environ |= {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
     os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")  # as stages do
     os.chdir(ROOT)
-    work = Work(given.smoke, Records(given.out / "gpu.jsonl", card() + (", smoke" if given.smoke else "")))
-    statuses = []
-    for part in PLAN:
-        if not given.only or part.name in given.only:
-            left = deadline - time.monotonic()
-            statuses.append(work.run(part, left if given.smoke else min(part.seconds, left)))
-            (given.out / "gpu.md").write_text(page(work.records, [part.name for part in PLAN]))
-    print(f"results: {given.out / 'gpu.jsonl'}, {given.out / 'gpu.md'}", flush=True)
+    with tempfile.TemporaryDirectory(prefix="gpu-site-") as site:
+        if lacking := gpu_wheels.install(gpu_wheels.missing(), given.wheels, Path(site)):
+            print(f"missing, and no wheel of it in {given.wheels}: {', '.join(lacking)}", flush=True)
+        run = Run(given.out, deadline, smoke=given.smoke)
+        try:
+            statuses = [run.part(part) for part in PLAN if not given.only or part.name in given.only]
+        finally:
+            run.end_worker()
+    print(f"results: {given.out / 'gpu.jsonl'}, {given.out / 'gpu.md'}; what was printed: gpu.log", flush=True)
     return int("failed" in statuses)
 
 
@@ -200,13 +177,78 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--resume", type=Path, help="the --out of an earlier call: what is done there is not repeated")
     parser.add_argument("--only", type=lambda text: text.split(","), help=f"of {','.join(names)}")
     parser.add_argument("--smoke", action="store_true", help="small shapes: is everything wired?")
+    parser.add_argument("--wheels", type=Path, default=ROOT / ".wheels", help="default: .wheels")
+    parser.add_argument("--fetch-wheels", action="store_true", help="download what a bare machine lacks, and end")
     given = parser.parse_args()
     if unknown := set(given.only or ()) - set(names):
         parser.error(f"--only {','.join(sorted(unknown))} is none of {', '.join(names)}")
     if given.resume and not (given.resume / "gpu.jsonl").is_file():
         parser.error(f"--resume {given.resume} has no gpu.jsonl")
-    given.out = given.out.absolute()
+    given.out, given.wheels = given.out.absolute(), given.wheels.absolute()
     return given
+
+
+class Run:
+    """One call: the parts in order, and the worker that computes them."""
+
+    def __init__(self, out: Path, deadline: float, *, smoke: bool) -> None:
+        self.out, self.deadline, self.smoke = out, deadline, smoke
+        self.records = Records(out / "gpu.jsonl", card() + (", smoke" if smoke else ""))
+        self._processes = multiprocessing.get_context("spawn")
+        self._worker: Any = None
+        self._pipe: Any = None
+
+    def part(self, part: Part) -> str:
+        """Run one part unless it is done; its status."""
+        end = self.records.latest().get((part.name, ""))
+        if end and end["status"] == "done":
+            print(f"{part.name}: done before", flush=True)
+            return "done"
+        started, left = time.monotonic(), self.deadline - time.monotonic()
+        if left < 1:
+            print(f"{part.name}: not begun, no time is left", flush=True)
+            return "not begun"
+        status, reason = self._ask(part, left if self.smoke else min(part.seconds, left))
+        for (name, unit), one in self.records.latest().items():
+            if name == part.name and one["status"] == "begun":
+                self.records.write(part=name, unit=unit, status=status, reason=reason)
+        seconds = round(time.monotonic() - started, 1)
+        self.records.write(part=part.name, status=status, reason=reason, seconds=seconds)
+        (self.out / "gpu.md").write_text(page(self.records, [part.name for part in PLAN]))
+        print(f"{part.name}: {status} in {seconds:.0f} s {reason}", flush=True)
+        return status
+
+    def _ask(self, part: Part, seconds: float) -> tuple[str, str]:
+        """Have the worker run a part; one that does not answer in time, or ends, is replaced for the next part."""
+        if self._worker is None:
+            self._pipe, theirs = self._processes.Pipe()
+            self._worker = self._processes.Process(target=worker, args=(theirs, self.records, self.smoke))
+            self._worker.start()
+            theirs.close()
+        self._pipe.send(part)
+        try:
+            if self._pipe.poll(seconds):
+                return self._pipe.recv(), ""
+            status, reason = "stopped", f"not done within {seconds:.0f} s"
+        except (EOFError, ConnectionError):
+            self._worker.join(5)
+            status, reason = "failed", f"its process ended with status {self._worker.exitcode}; see gpu.log"
+        self.end_worker()
+        return status, reason
+
+    def end_worker(self) -> None:
+        """End the worker with all that it started."""
+        if self._worker is None:
+            return
+        self._pipe.close()  # at which an idle worker ends by itself
+        self._worker.join(1)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._worker.pid, number)
+            except ProcessLookupError:
+                break
+            self._worker.join(3)
+        self._worker = None
 
 
 def card() -> str:
@@ -218,7 +260,27 @@ def card() -> str:
     return next(iter(found.stdout.splitlines()), "cpu") if found.returncode == 0 else "cpu"
 
 
-OF_THE_RECORD = ("part", "unit", "on", "status", "reason", "error", "seconds")
+def worker(pipe: Any, records: Records, smoke: bool) -> None:
+    """Run the parts that come through `pipe`, and answer each with its status."""
+    os.setpgrp()
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # ended with the process that started it
+    with (records.file.parent / "gpu.log").open("ab", buffering=0) as log:
+        for stream in (sys.stdout, sys.stderr):
+            os.dup2(log.fileno(), stream.fileno())
+    work = Work(smoke, records)
+    while True:
+        try:
+            part = pipe.recv()
+        except EOFError:
+            return
+        print(f"\n===== {part.name}", flush=True)
+        work.part = part.name
+        getattr(importlib.import_module(part.module), part.name)(work)
+        statuses = {one["status"] for (name, unit), one in records.latest().items() if name == part.name and unit}
+        pipe.send("failed" if statuses - {"done", "skipped"} else "done")
+
+
+OF_THE_RECORD = ("part", "unit", "on", "status", "reason", "error", "lines", "seconds")
 
 
 def page(records: Records, parts: Sequence[str]) -> str:
@@ -237,6 +299,7 @@ def page(records: Records, parts: Sequence[str]) -> str:
             status = "" if one["status"] == "done" else f": {one['status']}, {one.get('reason', '')}"
             cells = [unit + status, one.get("seconds", ""), *(one.get(name, "") for name in columns)]
             lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        lines += ["", *(f"- {unit}: {line}" for unit, one in units.items() for line in one.get("lines", ()))]
         for unit, one in units.items():
             lines += ["", f"{unit}:", "", "```", one["error"], "```"] if "error" in one else []
     return "\n".join(lines) + "\n"

@@ -12,16 +12,14 @@ On a CPU graphs are run as they are, which shows that they are made.
 
 import json
 import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
@@ -32,17 +30,16 @@ import torch
 from gpu_plan import NotHereError, Work
 from throughput_sides import QWEN_SHAPES, Cell, make_rm, measure_trl, model_config, steps_of, train_here
 from train_throughput import DEFAULTS, PEAK_TFLOPS, needed_work, pairs_for
+from transformers.models.qwen2 import modeling_qwen2
 
 from rmcore.models.compiling import CompiledLayers
 from rmcore.models.packing import forward
-from rmcore.models.packing.attention import kernel_groups_heads
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training import train_mode
 
 HALF, LARGE, WIDE = "qwen2.5-0.5b", "qwen2.5-1.5b", "8b-width"
 SHAPES = {name: QWEN_SHAPES[name] for name in (HALF, LARGE, WIDE, "smoke")}
 STEPS, PAIRS_PER_STEP, TRL_BATCH = 10, 64, 32
-PACKAGES = ("torch", "transformers", "peft", "trl", "triton", "vllm", "pydantic")
 CACHE_FILE = "compile_cache.bin"
 LARGE_CARD = 100 * 2**30
 """Bytes: more than an H100 has, less than an H200."""
@@ -53,39 +50,13 @@ LADDER: dict[str, dict[str, Any]] = {
     "autocast, keys and values repeated": {"half": False, "repeated": True},
     "autocast": {"half": False},
     "bf16 copies of the weights": {"half": True},
+    "Liger's kernels": {"half": True, "liger": True},
     "compiled": {"half": True, "compile": True},
     "compiled, autocast": {"half": False, "compile": True},
 }
 """What a training changes of the defaults: settings of `TrainConfig`, and what `trained` does by itself. `half` is
-whether it computes with bf16 copies of the weights, `repeated` repeats key heads for the kernel."""
-
-
-def machine(work: Work) -> None:
-    """Versions, and whether the varlen kernel takes fewer key heads than query heads."""
-    work.measure("versions", versions)
-    for name, (_, width, _, _, heads, key_heads) in SHAPES.items():
-        if work.smoke or name != "smoke":
-            work.measure(f"key heads, {name}", lambda given=(heads, key_heads, width // heads): grouped(*given))
-
-
-def versions() -> dict[str, Any]:
-    """What is installed."""
-    found = {}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    gpu = torch.cuda.get_device_properties(0) if torch.cuda.is_available() else None
-    about = {"memory_gib": round(gpu.total_memory / 2**30, 1), "cuda": torch.version.cuda} if gpu else {}
-    return about | {"python": platform.python_version(), "cores": os.cpu_count()} | found
-
-
-def grouped(heads: int, key_heads: int, width: int) -> dict[str, Any]:
-    """Whether the kernel computes outputs and gradients with the model's own key heads."""
-    if not torch.cuda.is_available():
-        raise NotHereError("no CUDA")
-    return {"taken": kernel_groups_heads(heads, key_heads, width, torch.device("cuda"))}
+whether it computes with bf16 copies of the weights, `repeated` repeats key heads for the kernel, `liger` and `fp8`
+exchange layers."""
 
 
 def cell_of(size: str, *, smoke: bool, pairs_per_step: int = PAIRS_PER_STEP, steps: int = STEPS) -> Cell:
@@ -143,28 +114,47 @@ def compiling() -> Iterator[list[str]]:
         yield reasons
 
 
-def trained(work: Work, cell: Cell, **changes: Any) -> dict[str, Any]:
+def trained(
+    work: Work, cell: Cell, *, after_step: Callable[[int], None] = lambda step: None, **changes: Any
+) -> dict[str, Any]:
     """Train some steps as a user would, and tell what each took.
 
     Raises:
+        NotHereError: what is changed cannot be had on this machine.
         RuntimeError: what was to be compiled was not.
     """
-    own = {name: changes.pop(name) for name in ("half", "repeated") if name in changes}
+    own = {name: changes.pop(name) for name in ("half", "liger", "repeated", "fp8") if name in changes}
     config = cell.settings.model_copy(update=changes)
     rm = built(work, cell)
     with ExitStack() as stack:
         given_up = stack.enter_context(compiling())
+        if own.keys() & {"liger", "fp8"}:
+            stack.callback(work.built.clear)  # exchanged layers stay
         if (half := own.pop("half", None)) is not None:
             stack.enter_context(patch.dict(train_mode.HALF_BY_DEFAULT, {"cuda": half, "cpu": half}))
         if own.pop("repeated", False):
             stack.enter_context(patch.object(forward, "_shares_key_heads", lambda *_: False))
-        found = _timed(rm, cell, config)
+        if own and not torch.cuda.is_available():
+            raise NotHereError("no CUDA")
+        if "liger" in own:
+            from liger_kernel.transformers import apply_liger_kernel_to_qwen2
+
+            for name in ("apply_rotary_pos_emb", "Qwen2RMSNorm", "Qwen2MLP"):  # which it exchanges for all models
+                stack.enter_context(patch.object(modeling_qwen2, name, getattr(modeling_qwen2, name)))
+            apply_liger_kernel_to_qwen2(model=rm.model, cross_entropy=False, fused_linear_cross_entropy=False)
+        if "fp8" in own:
+            from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+
+            # A product in float8 needs sizes that are multiples of 16, and a row has any number of tokens.
+            padded = Float8LinearConfig(pad_inner_dim=True)
+            convert_to_float8_training(rm.model.model, config=padded, module_filter_fn=lambda _, name: "layers" in name)
+        found = _timed(rm, cell, config, after_step)
     if given_up:
         raise RuntimeError(f"not compiled, so these are the numbers of plain layers: {given_up[0]}; {found}")
     return found
 
 
-def _timed(rm: BradleyTerryRM, cell: Cell, config: Any) -> dict[str, Any]:
+def _timed(rm: BradleyTerryRM, cell: Cell, config: Any, after_step: Callable[[int], None]) -> dict[str, Any]:
     pairs, marks, on_gpu = pairs_for(cell), list[Any](), rm.device.type == "cuda"
     started = first_step = 0.0
 
@@ -185,6 +175,7 @@ def _timed(rm: BradleyTerryRM, cell: Cell, config: Any) -> dict[str, Any]:
             marks[-1].record()
         else:
             marks.append(time.perf_counter())
+        after_step(step)
 
     trainer, tracker = train_here(rm, config, pairs, begin=begin, after_step=progress)
     if on_gpu:
@@ -277,6 +268,11 @@ def wide(work: Work) -> None:
     """Four layers of the width of 8 B: activations kept, 8 bytes a weight, activations recomputed."""
     for name, changes in WIDE_FORMS.items():
         work.measure(name, lambda changes=changes: _wide(work, changes))
+
+
+def fp8(work: Work) -> None:
+    """The same with products in fp8."""
+    work.measure("kept, fp8", lambda: _wide(work, {"fp8": True}))
 
 
 def _wide(work: Work, changes: dict[str, Any]) -> dict[str, Any]:
