@@ -209,7 +209,8 @@ class _Run(TrainerCallback):
         if step % settings.measure_every == 0 or step == state.max_steps:
             self._measure(given["model"], step)
 
-    def on_log(self, args: Any, state: Any, control: Any, logs: Mapping[str, float], **given: Any) -> None:
+    def on_log(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        logs = given["logs"]
         self._track(state.global_step, {name: logs[key] for key, name in PARITY.items() if key in logs})
 
     def record(self, step: int, rollouts: Sequence[Rollout], credits: Sequence[float]) -> None:
