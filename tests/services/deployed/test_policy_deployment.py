@@ -1,4 +1,4 @@
-"""Best-of-n, readiness v2, its validation, over-optimisation and a policy's training: from forms, then as commands.
+"""Best-of-n, readiness v2, its validation and a policy's training: from forms, then as commands.
 
 What a form computed a command finds done: the forms show that the worker computes it and what MLflow gets, the commands
 what a user reads.
@@ -139,15 +139,15 @@ def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(command, w
     assert command.made() == before
 
 
-def test_a_policy_is_trained_from_the_form_and_its_curves_are_in_mlflow(services, with_policy, drawn):
+def test_a_policy_is_trained_from_the_form_under_its_given_name_with_its_curves_in_mlflow(services, with_policy, drawn):
     training = RlhfConfig(
         steps=2, prompts_per_step=2, group_size=4, measure_every=1, num_prompts=4, samples_per_prompt=2,
         rewards="local", kl_beta=0.1, watch=WatchConfig(labels=40, final_labels=12),
     )  # fmt: skip
     config = with_policy.model_copy(update={"study": "trained", "rlhf": training}).model_dump(mode="json")
-    started = services.trigger({"overrides": config}, "rlhf").raise_for_status().json()
+    started = services.trigger({"overrides": config}, "rlhf", name="My try").raise_for_status().json()
     run = services.wait(started["id"])
-    assert run["state_type"] == "COMPLETED", run["state"]
+    assert (run["state_type"], run["name"]) == ("COMPLETED", "My try"), run["state"]
     assert files(services, "trained", "grpo/figures") == {"grpo/figures/rlhf.png", "grpo/figures/watch.png"}
     [tracked] = services.mlflow_runs("trained")
     metrics = {metric["key"]: metric["value"] for metric in tracked["data"]["metrics"]}
