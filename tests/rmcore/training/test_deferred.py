@@ -235,3 +235,19 @@ def test_a_training_ends_with_the_last_good_step(tmp_path, start, deferred, bad,
     for name in saved:
         weights = load_file(training.folder / name / "model.safetensors")
         assert all(torch.equal(weights[key], value) for key, value in training.rm.model.state_dict().items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", ["adamw", "lion", "sam"])
+def test_a_training_that_reads_every_step_keeps_its_best_checkpoint_and_the_last_good_step(tmp_path, start, optimizer):
+    """As on a CPU, and of optimizers that cannot skip an update on a GPU."""
+    training = start(tmp_path, **(ONE_BATCH | {"steps": 5, "eval_every": 2, "optimizer": optimizer}))
+    passes = 2 if optimizer == "sam" else 1
+    spoil(training.rm.model.score.weight, 3 * passes + 1)
+    with pytest.raises(TrainingError, match=r"^step 4: "):
+        training.run()
+    assert training.trainer.progress.step == 3
+    for name in ("best", "step_3"):
+        saved = load_file(tmp_path / name / "model.safetensors")
+        assert all(torch.isfinite(value).all() for value in saved.values())
+    assert all(torch.equal(saved[key], value) for key, value in training.rm.model.state_dict().items())
