@@ -1,6 +1,5 @@
 """Experiments by name: the shipped ones in four sizes, and anybody's own from a YAML file."""
 
-import difflib
 from collections.abc import Sequence
 from itertools import chain, islice
 from pathlib import Path
@@ -37,11 +36,7 @@ def load_experiment(name: str, size: Size = "smoke") -> Experiment:
         return SHIPPED[name](size)
     if Path(name).suffix in (".yaml", ".yml"):
         return Experiment.model_validate(read_mapping(Path(name), "an experiment is a mapping, see experiments/README"))
-    near = difflib.get_close_matches(name, list(SHIPPED), n=1)
-    raise ConfigError(
-        f"no experiment {name!r}; there are {', '.join(SHIPPED)}, and files that end in .yaml."
-        f"{f' Did you mean {near[0]!r}?' if near else ''}"
-    )
+    raise ConfigError(f"no experiment {name!r}; there are {', '.join(SHIPPED)}, and files that end in .yaml.")
 
 
 def restrict(experiment: Experiment, **chosen: Unpack[Chosen]) -> Experiment:

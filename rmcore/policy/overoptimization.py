@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from rmcore.core.arrays import FloatArray
-from rmcore.core.errors import ConfigError, DataError
+from rmcore.core.errors import ConfigError
 from rmcore.evaluation.uncertainty import ONE_PROMPT, GainValue, MetricValue, bounded_means, cluster_bootstrap
 from rmcore.policy.sampling.best_of_n import (
     best_of_n_kl,
@@ -136,7 +136,7 @@ def overoptimization(
     """The curve of one proxy on pools of samples, of the prompts that have those which the plan needs (`reaching`).
 
     Args:
-        proxy: rewards of the samples of each prompt by the reward model, one array a prompt.
+        proxy: rewards of the samples of each prompt by the reward model, one array a prompt, of four or more, finite.
         gold: rewards of the same samples by the judge that counts.
         planned_kl: nats that the policy is to be moved by.
         method: best of 1, 2, 4 ... n samples of a prompt, or the KL-regularised optimum at the same range of KL.
@@ -145,10 +145,8 @@ def overoptimization(
         seed: of the bootstrap.
 
     Raises:
-        DataError: the pools do not fit each other, hold fewer than four samples or a reward that is not finite.
         ConfigError: no sample of any prompt differs from the others.
     """
-    _check(proxy, gold)
     # 1. The prompts that have the samples which the plan needs, in units of their own.
     needed, sizes = samples_needed(planned_kl), [len(pool) for pool in proxy]
     kept = reaching(sizes, min(max(sizes), needed))
@@ -330,18 +328,3 @@ def _counts(most: int) -> list[int]:
     """1, 2, 4, 8 ... and the largest."""
     powers = [2**i for i in range(most.bit_length()) if 2**i <= most]
     return powers if powers[-1] == most else [*powers, most]
-
-
-def _check(proxy: Sequence[FloatArray], gold: Sequence[FloatArray]) -> None:
-    if not proxy or [len(pool) for pool in proxy] != [len(pool) for pool in gold]:
-        raise DataError("every sample needs a reward of the proxy and one of the judge, and there must be some.")
-    smallest = min(map(len, proxy))
-    if smallest < 4:
-        raise DataError(
-            f"a prompt has {smallest} sample(s), and a curve needs at least 4 of each prompt; draw more, or leave that "
-            "prompt out."
-        )
-    for name, pools in (("proxy", proxy), ("gold", gold)):
-        bad = sum(int(np.count_nonzero(~np.isfinite(pool))) for pool in pools)
-        if bad:
-            raise DataError(f"{bad} of the {name} rewards are not finite numbers; score these samples again.")

@@ -201,8 +201,8 @@ def test_a_declaration_can_be_kept_in_a_file(name, tmp_path):
     assert loaded.frozen() == experiment.frozen()
 
 
-def test_an_unknown_name_is_refused_with_the_one_that_was_meant():
-    with pytest.raises(ConfigError, match="Did you mean 'ablation'"):
+def test_an_unknown_name_is_refused_with_those_that_there_are():
+    with pytest.raises(ConfigError, match="there are baseline, ablation"):
         load_experiment("abblation")
 
 
