@@ -44,7 +44,6 @@ KEPT = 12
 """Checkpoints whose weights are kept at a time."""
 STEERED = (0.5, 2.0)
 """Factors by which a look changes the KL penalty at most."""
-FEWEST_PROMPTS = 50
 
 
 class HackStop(TrainerCallback):
@@ -116,14 +115,15 @@ class HackStop(TrainerCallback):
         """Begin with the start policy, or with what an earlier call left at `step`; at step 0 the folder starts empty.
 
         Raises:
-            ConfigError: the labels are too few for so many looks, too few prompts can be read, or the folder holds the
-                watch of another training.
+            ConfigError: the labels, or the prompts that can be answered, are too few for so many looks, or the folder
+                holds the watch of another training.
         """
         policy = policy_of(model, tokenizer) if self.policy is None else self.policy
         self._sampled = PolicyInTraining(policy, temperature=self.temperature, max_new_tokens=self.max_new_tokens)
         num_looks = math.ceil(max_steps / self.every)
         require_labels(self.settings, num_looks, self.judge.labels_per_pair)
-        self._keep_readable()
+        # Those that the policy cannot answer are counted and said on stderr.
+        self.prompts = [self.prompts[place] for place in policy.readable_ids(self.prompts, self.max_new_tokens)]
         self._watch = Watch(
             self._num_pairs(num_looks),
             num_looks=num_looks,
@@ -256,16 +256,6 @@ class HackStop(TrainerCallback):
             first, second = (self._sampled.answers(model, prompts, self.seed + 10 + number) for number in range(2))
             self.judge.calibrate(prompts, first, second)
         write_json(self.folder / STATE, {"scale": self.judge.scale, "whose": whose})
-
-    def _keep_readable(self) -> None:
-        """Leave out the prompts that the policy cannot answer, which are counted and said on stderr."""
-        readable = self._sampled.policy.readable_ids(self.prompts, self.max_new_tokens)
-        self.prompts = [self.prompts[place] for place in readable]
-        if len(self.prompts) < FEWEST_PROMPTS:
-            raise ConfigError(
-                f"the policy can answer {len(self.prompts)} of the held-out prompts, and a watch wants at least "
-                f"{FEWEST_PROMPTS}; hold out more, or shorter ones."
-            )
 
     def _num_pairs(self, num_looks: int) -> int:
         """Pairs that may be judged; too few prompts for the looks are refused, and for the labels said on stderr."""

@@ -183,7 +183,7 @@ def test_the_penalty_is_steered_to_the_target(policy, tmp_path):
 def test_too_few_prompts_or_labels_are_refused_before_a_step(policy, tmp_path):
     judge = PeopleJudge(tmp_path)
     few = HackStop(PROMPTS[:3], judge, tmp_path / "a")
-    with pytest.raises(ConfigError, match="can answer 3 of the held-out prompts"):
+    with pytest.raises(ConfigError, match="3 held-out prompts, 24 of them for the unit"):
         trainer_of(policy, tmp_path / "a", SETTINGS, few).train()
     with pytest.raises(ConfigError, match="fewer than 4 pairs a look"):
         train(policy, tmp_path / "b", judge, SETTINGS.model_copy(update={"steps": 40}), WatchConfig(labels=40))
