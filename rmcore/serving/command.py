@@ -57,12 +57,14 @@ def serve(
     from rmcore.serving.http_app import HttpSettings
     from rmcore.serving.server import ServeSettings
     from rmcore.serving.server import serve as run
-    from rmcore.serving.token_file import TOKEN_VARIABLE, kept_token, token_file
+    from rmcore.serving.token_file import TOKEN_VARIABLE, kept_token, require_token_folder, token_file
 
     named = os.environ.get(TOKEN_VARIABLE)
     spoken = tuple(one.strip() for one in protocols.split(",") if one.strip())
     http = HttpSettings(names=tuple(name or ()), protocols=spoken)
-    if named is not None:
+    if named is None:
+        require_token_folder()
+    else:
         http = replace(http, token=named)
     settings = ServeSettings(
         checkpoint=str(checkpoint),

@@ -48,6 +48,7 @@ LOG_FILE = "vllm.log"
 SERVER_LOCK = ".server"
 """Held in the weights folder by the one server that it belongs to. The kernel frees it when that dies."""
 STOPPING_SECONDS = 60.0
+Keep = Callable[[str], AbstractContextManager[object]]
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ async def serve(
     settings: ServeSettings,
     announce: Callable[[str], None],
     until: Callable[[], Awaitable[object]] | None = None,
-    keep: Callable[[str], AbstractContextManager[object]] = nullcontext,
+    keep: Keep = nullcontext,
 ) -> None:
     """Serve until SIGINT or SIGTERM, or until `until()` returns; then end everything that was started.
 
@@ -92,7 +93,7 @@ async def serve(
         settings: what and where.
         announce: called once with the address, when the first request may come.
         until: another reason to stop.
-        keep: is given the address once the port is taken, before anything is loaded, and is held until the end.
+        keep: is given the address once the server listens there, before `announce`, and is held until the end.
 
     Raises:
         ConfigError: no vLLM.
@@ -101,12 +102,8 @@ async def serve(
             not those of PyTorch.
     """
     program = find_vllm(settings.vllm)
-    with (
-        contextlib.closing(_listen(settings.host, settings.port)) as listening,
-        _weights_folder(settings) as folder,
-        keep(_address(listening)),
-    ):
-        work = asyncio.ensure_future(_serve(settings, program, folder, listening, announce))
+    with contextlib.closing(_listen(settings.host, settings.port)) as listening, _weights_folder(settings) as folder:
+        work = asyncio.ensure_future(_serve(settings, program, folder, listening, announce, keep))
         reasons = [work, *([] if until is None else [asyncio.ensure_future(until())])]
         for number in (signal.SIGINT, signal.SIGTERM):
             asyncio.get_running_loop().add_signal_handler(number, work.cancel)
@@ -118,7 +115,12 @@ async def serve(
 
 
 async def _serve(
-    settings: ServeSettings, program: Path, place: Path, listening: socket.socket, announce: Callable[[str], None]
+    settings: ServeSettings,
+    program: Path,
+    place: Path,
+    listening: socket.socket,
+    announce: Callable[[str], None],
+    keep: Keep,
 ) -> None:
     rm = await asyncio.to_thread(
         BradleyTerryRM.from_pretrained,
@@ -151,7 +153,7 @@ async def _serve(
     del rm, plain
     try:
         await served.start()
-        await _answer(app, listening, announce)
+        await _answer(app, listening, announce, keep)
     finally:
         await served.stop()
 
@@ -177,7 +179,9 @@ class _Server(uvicorn.Server):
         yield
 
 
-async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[str], None]) -> None:
+async def _answer(
+    app: RewardApp, listening: socket.socket, announce: Callable[[str], None], keep: Keep = nullcontext
+) -> None:
     """Answer until cancelled, then let what is under way finish for some seconds."""
     connections, backlog = file_limits()
     server = _Server(
@@ -194,11 +198,14 @@ async def _answer(app: RewardApp, listening: socket.socket, announce: Callable[[
             timeout_graceful_shutdown=5,
         )
     )
+    address = _address(listening)
+    with _as_taken(address):
+        listening.listen()  # a client that hears of the address may ask at once
     answering = asyncio.ensure_future(server.serve(sockets=[listening]))
-    listening.listen()  # a client that hears of the address may ask at once
-    announce(_address(listening))
     try:
-        await asyncio.shield(answering)
+        with keep(address):
+            announce(address)
+            await asyncio.shield(answering)
     finally:
         server.should_exit = True
         await answering
@@ -211,14 +218,24 @@ def _listen(host: str, port: int) -> socket.socket:
     listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listening.bind((host, port))
-    except OSError as error:
+        with _as_taken(f"{host}:{port}"):
+            listening.bind((host, port))
+    except ServingError:
         listening.close()
+        raise
+    return listening
+
+
+@contextlib.contextmanager
+def _as_taken(address: str) -> Iterator[None]:
+    """Say that an address cannot be had: of ports that two have bound, the first that listens has it."""
+    try:
+        yield
+    except OSError as error:
         raise ServingError(
-            f"{host}:{port} cannot be used ({error.strerror}): another program has it, or this machine has no such "
+            f"{address} cannot be used ({error.strerror}): another program has it, or this machine has no such "
             "address. Choose another with --port, or 0 for a free one."
         ) from error
-    return listening
 
 
 def _address(listening: socket.socket) -> str:

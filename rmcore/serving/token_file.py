@@ -8,6 +8,7 @@ import contextlib
 import os
 import re
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -42,19 +43,36 @@ def kept_token(address: str, token: str) -> Iterator[Path]:
         ServingError: it cannot be written.
     """
     path = token_file(address)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with _kept_below(path.parent):
         write_text(path, token + "\n", mode=0o600, durable=False)
-    except OSError as error:
-        raise ServingError(
-            f"the token cannot be kept in {path} ({error.strerror}), where clients look for it: set a token of your "
-            f"own in {TOKEN_VARIABLE}, for the server and its clients."
-        ) from error
     try:
         yield path
     finally:
         if _read(path) == token:  # not that of a server which has the address now
             path.unlink()
+
+
+def require_token_folder() -> None:
+    """Refuse a server whose token could not be kept, before it loads a model.
+
+    Raises:
+        ServingError: nothing can be written where tokens are kept.
+    """
+    folder = token_file("").parent
+    with _kept_below(folder), tempfile.TemporaryFile(dir=folder):
+        pass
+
+
+@contextlib.contextmanager
+def _kept_below(folder: Path) -> Iterator[None]:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        yield
+    except OSError as error:
+        raise ServingError(
+            f"the token cannot be kept in {folder} ({error.strerror}), where clients look for it: set a token of your "
+            f"own in {TOKEN_VARIABLE}, for the server and its clients."
+        ) from error
 
 
 def _read(path: Path) -> str | None:

@@ -1,14 +1,20 @@
 """A reward server's token reaches the clients of its user, at the server's own address, and no one else."""
 
+import asyncio
+import socket
 import stat
 import sys
+from contextlib import closing, contextmanager
+from types import SimpleNamespace
 
 import pytest
+from fastapi import FastAPI
 
-from rmcore.core.errors import ServingError
+from rmcore.core.errors import ModelError, ServingError
 from rmcore.serving import command
 from rmcore.serving.client import RewardClient
 from rmcore.serving.http_app import HttpSettings
+from rmcore.serving.server import ServeSettings, _answer, _listen, serve
 from rmcore.serving.token_file import find_token, kept_token
 
 ADDRESS = "http://127.0.0.1:8100"
@@ -62,6 +68,32 @@ def test_a_token_that_cannot_be_kept_or_read_is_said_with_what_to_do(home):
     path.parent.touch()
     with pytest.raises(ServingError, match=r"cannot be kept .*: set a token of your own in RM_OPT_TOKEN"):
         command.serve("/no/such/checkpoint", port=0, vllm=sys.executable)  # before it looks for a model
+
+
+def test_a_token_is_kept_by_a_server_that_listens_and_before_its_address_is_said():
+    """Where a port is only bound, a stranger may listen, to whom clients would send the token."""
+    kept = []
+
+    @contextmanager
+    def keep(address):
+        with socket.create_connection(address.removeprefix("http://").split(":")):
+            kept.append(address)
+        yield
+
+    def announce(address):
+        assert kept == [address]
+        raise InterruptedError
+
+    app = SimpleNamespace(app=FastAPI)
+    with pytest.raises(ModelError):
+        asyncio.run(serve(ServeSettings("/no/such/checkpoint", port=0, vllm=sys.executable), announce, keep=keep))
+    with closing(_listen("127.0.0.1", 0)) as ours, pytest.raises(InterruptedError):
+        asyncio.run(_answer(app, ours, announce, keep))
+    with closing(_listen("127.0.0.1", 0)) as theirs, closing(_listen(*theirs.getsockname())) as ours:
+        theirs.listen()
+        with pytest.raises(ServingError, match="another program has it"):
+            asyncio.run(_answer(app, ours, announce, keep))
+    assert len(kept) == 1
 
 
 def test_every_server_has_a_token_of_its_own_and_shows_it_nowhere():
