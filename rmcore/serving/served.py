@@ -7,6 +7,7 @@ answered.
 """
 
 import asyncio
+import math
 import sys
 import time
 from collections.abc import AsyncIterator, Sequence
@@ -107,20 +108,35 @@ class ServedModel:
 
         Raises:
             NotReadyError: no trusted weights are served now, or vLLM ended meanwhile.
-            RequestError: vLLM refuses the rows.
-            ServingError: vLLM did not answer in time, or gives a row no finite reward.
+            RequestError: a row's reward is not finite, or vLLM refuses the rows.
+            ServingError: vLLM did not answer in time.
         """
         async with self._gate.shared():
             if self.state != "ready":
                 raise NotReadyError(f"the reward server is {self.state}: {self.reason}")
             weights = self._weights
             try:
-                return await self.engine.scores(token_ids), weights
+                rewards = await self.engine.scores(token_ids)
             except (NotReadyError, EngineFailure) as error:
-                if await self.engine.is_healthy():
+                if not await self.engine.is_healthy():
+                    self._lose()
+                    raise NotReadyError("vLLM ended while it scored; it is started again. Ask again.") from error
+                if isinstance(error, NotReadyError):
                     raise
-                self._lose()
-                raise NotReadyError("vLLM ended while it scored; it is started again. Ask again.") from error
+                # JSON has no NaN, so one bad row fails the call: find which.
+                rewards = [await self._score_alone(row) for row in token_ids]
+        for row, reward in enumerate(rewards):
+            if not math.isfinite(reward):
+                raise RequestError(
+                    f"inputs.{row}: vLLM gives it no finite reward under these weights.", field=f"inputs.{row}"
+                )
+        return rewards, weights
+
+    async def _score_alone(self, row: Sequence[int]) -> float:
+        try:
+            return (await self.engine.scores([row]))[0]
+        except EngineFailure:
+            return math.nan
 
     def _lose(self) -> None:
         """Answer nobody from now on, and let what is left of a dead vLLM end, so that it is started again."""

@@ -6,6 +6,7 @@ folder that only this user may enter, and nothing listens on the network.
 
 import asyncio
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -96,8 +97,8 @@ def find_vllm(named: str | None = None) -> Path:
     given = named or os.environ.get(VLLM_VARIABLE)
     if given is not None:
         found = shutil.which(given)
-        if found is not None and Path(found).name == "vllm":  # a script of the Python next to it
-            found = shutil.which(Path(found).with_name("python"))
+        if found is not None and Path(found).name == "vllm":  # a script of the Python next to it, perhaps linked
+            found = shutil.which(Path(found).resolve().with_name("python"))
         if found is None:
             raise ConfigError(f"{given} is no program: name the Python of an environment with vLLM, or its `vllm`.")
         return Path(found)
@@ -113,6 +114,13 @@ def find_vllm(named: str | None = None) -> Path:
 
 class EngineFailure(ServingError):
     """vLLM answered that it failed."""
+
+
+def _lacks_files(error: BaseException | None) -> bool:
+    """Whether a connection failed because this process or machine has no open file left: that says nothing of vLLM."""
+    while error is not None and not isinstance(error, OSError):
+        error = error.__context__  # httpcore's pool raises from None
+    return error is not None and error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 class VllmProcess:
@@ -203,11 +211,14 @@ class VllmProcess:
         return self._process.poll()
 
     async def is_healthy(self) -> bool:
-        """Whether vLLM answers that its engine is alive. It may be busy, so it has a minute to say so."""
+        """Whether vLLM answers that its engine is alive. It may be busy, so it has a minute to say so.
+
+        Where this process has no open file left to ask by, whether vLLM's process runs.
+        """
         try:
             return (await self._open_session.get("/health", timeout=60)).is_success
-        except httpx.TransportError:
-            return False
+        except httpx.TransportError as error:
+            return _lacks_files(error) and self.exit_status is None
 
     async def exited(self) -> int:
         """Wait until vLLM ends by itself, and give its status."""
@@ -227,6 +238,10 @@ class VllmProcess:
         except httpx.TimeoutException as error:
             raise ServingError(f"vLLM did not answer {route} in {self.settings.request_timeout_s:.0f} s.") from error
         except httpx.TransportError as error:
+            if _lacks_files(error):
+                raise NotReadyError(
+                    f"this process may open no more files, as {route} of vLLM needs: raise the limit (ulimit -n)."
+                ) from error
             raise NotReadyError(f"vLLM went away during {route} ({type(error).__name__}).") from error
         finally:
             answering.cancel()

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import subprocess
 import sys
 from collections.abc import Callable
@@ -254,6 +255,37 @@ def test_a_restart_that_fails_unexpectedly_is_said_and_no_request_is_answered(tm
     asyncio.run(run())
 
 
+def test_a_process_that_may_open_no_more_files_takes_no_living_vllm_for_a_dead_one(tmp_path):
+    async def run():
+        async with serving(tmp_path) as served:
+            limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+            lowest = os.dup(0)
+            os.close(lowest)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, limits[1]))
+            try:  # each but one needs a connection of its own
+                answers = await asyncio.gather(*(served.score(ROWS) for _ in range(4)), return_exceptions=True)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            refused = [one for one in answers if isinstance(one, Exception)]
+            assert refused
+            assert all(isinstance(one, NotReadyError) and "ulimit" in str(one) for one in refused)
+            assert (served.state, served.num_restarts) == ("ready", 0)
+            assert (await served.score(ROWS))[0] == pytest.approx([3.0, 1.0])
+
+    asyncio.run(run())
+
+
+def test_a_row_without_a_finite_reward_is_named_and_the_others_are_scored_without_it(tmp_path):
+    async def run():
+        async with serving(tmp_path) as served:
+            with pytest.raises(RequestError, match=r"inputs\.1: .*no finite reward") as refusal:
+                await served.score([(1,), (2, small_vllm.POISON), (3,)])
+            assert refusal.value.field == "inputs.1"
+            assert (await served.score([(1,), (3,)]))[0] == pytest.approx([1.0, 1.0])
+
+    asyncio.run(run())
+
+
 def test_a_restart_that_the_machine_refuses_once_is_tried_again(tmp_path):
     async def run():
         async with serving(tmp_path) as served:
@@ -319,9 +351,15 @@ def test_nothing_is_left_of_a_vllm_whose_starter_was_killed():
 
 
 def test_a_vllm_script_means_the_python_next_to_it(tmp_path):
-    python, script = small_vllm.make_program(tmp_path), tmp_path / "vllm"
-    script.symlink_to(python)
-    assert find_vllm(str(script)) == find_vllm(str(python)) == python
+    """Also by a link among other programs, one of which is another Python, as pipx and uv make it."""
+    for name in ("environment", "linked"):
+        (tmp_path / name).mkdir()
+    python, other = (small_vllm.make_program(tmp_path / name) for name in ("environment", "linked"))
+    script, link = python.with_name("vllm"), other.with_name("vllm")
+    script.write_bytes(python.read_bytes())
+    script.chmod(0o755)
+    link.symlink_to(script)
+    assert find_vllm(str(link)) == find_vllm(str(script)) == find_vllm(str(python)) == python
     python.unlink()
     with pytest.raises(ConfigError, match="is no program"):
-        find_vllm(str(script))
+        find_vllm(str(link))
