@@ -12,7 +12,7 @@ Login, limits and refusals are those of POST /score. Labels are for rules; no re
 
 import re
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import anyio
@@ -104,10 +104,7 @@ class OtherTrainers:
         try:
             body = await self._read(request, kind)
             readings = await anyio.to_thread.run_sync(body.readings, self._rendered)
-            answer = await self._rewards(ScoringRequest.from_list([one.given for one in readings]))
-        except ValidationError as error:
-            named, why = first_error(error)
-            raise RequestError(f"{named}: {why}.", field=named) from None
+            answer = await self._rewards(_asked(readings))
         except RmcoreError as error:
             self._tell(request, f"refused: {error}")
             raise
@@ -123,3 +120,11 @@ class OtherTrainers:
         if kind not in self._told and len(self._told) < MAX_KINDS:
             self._told.add(kind)
             print(f"warning: {request.url.path}: {shown} (others of this kind are not logged)", file=sys.stderr)
+
+
+def _asked(readings: Sequence[Reading]) -> ScoringRequest:
+    try:
+        return ScoringRequest.from_list([one.given for one in readings])
+    except ValidationError as error:
+        named, why = first_error(error)
+        raise RequestError(f"{named}: {why}.", field=named) from None

@@ -10,6 +10,7 @@ A number that is missing or not finite is refused, never replaced: one NaN would
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from numbers import Real
 from typing import Any, Literal, Protocol, get_args
@@ -116,7 +117,9 @@ def _checked(values: Sequence[Any], rollouts: Sequence[Rollout], source: str, re
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    with suppress(OverflowError):  # of an integer beyond any float
+        return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+    return False
 
 
 def _name(rollouts: Sequence[Rollout], index: int) -> str:

@@ -27,7 +27,7 @@ class Gives:
 
 
 B = Gives()
-NO_NUMBERS = [math.nan, -math.inf, None, True, "1.5", np.float32("nan")]
+NO_NUMBERS = [math.nan, -math.inf, None, True, "1.5", 10**400, np.float32("nan")]
 MODES = {
     "replace": lambda b, s, w: s,
     "add": lambda b, s, w: b + s,
@@ -98,7 +98,7 @@ def test_a_rollout_without_its_number_is_named_with_what_it_has(key, assigner, v
     with pytest.raises(DataError) as caught:
         assigner.assign([*rollouts(metas[:2]), Rollout([Step(prompt=turns, completion="c")], metas[2])])
     assert "rollout 2 of the list (prompt 'be brief why? why?" in (message := str(caught.value))
-    said = f"has no '{key}'" if value == "nothing" else f"has {value!r} from meta['{key}'], no finite number. "
+    said = f"has no '{key}'" if value == "nothing" else f"has {value!r:.60} from meta['{key}'], no finite number. "
     assert said in message
     assert len(message) < 400
 

@@ -112,6 +112,7 @@ def test_slimes_remote_reward_is_the_librarys_as_a_number(server, rewarder, temp
     [
         ("get_reward", {"query": ["a", "b"], "prompts": ["a"]}, "prompts"),
         ("get_reward", {"queries": ["a"]}, "query"),
+        ("get_reward", {"query": [""]}, "inputs.0"),
         ("slime", {"prompt": "a"}, "response"),
         ("slime", {"prompt": [{"role": "user", "content": [{"type": "image"}]}], "response": "a"}, "inputs.0"),
     ],
