@@ -11,13 +11,13 @@ of reasons; nothing is guessed or repaired.
 
 import math
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from functools import partial
+from itertools import accumulate, groupby
 from operator import itemgetter
 from typing import Any
-
-import numpy as np
 
 from rmcore.data.observation import WEIGHT, Observation, annotator_of
 from rmcore.data.pair import (
@@ -318,18 +318,28 @@ def strict_pairs(
         (place of the better, place of the worse) of each pair, in the order of the better ones, then of the worse; and
         how many are left out.
     """
-    codes: dict[str, int] = {}
-    text = np.array([codes.setdefault(one, len(codes)) for one in texts])
-    value = np.asarray(strength, dtype=np.float64)
-    better = (value[:, None] > value) & (text[:, None] != text)  # (K, K)
-    ends = better.sum(axis=1).cumsum()  # the pairs in order: those that the first answer wins, then the second's, ...
-    num_pairs = int(ends[-1])
-    numbers: Iterable[int] = range(num_pairs)
-    if num_pairs > most:
+    num_worse = _num_worse(strength, texts)
+    ends = list(accumulate(num_worse))  # the pairs in order: those that the first answer wins, then the second's, ...
+    numbers: Iterable[int] = range(ends[-1])
+    if ends[-1] > most:
         identity = content_id(prompt_text(prompt), *texts, *map(repr, strength))
-        numbers = sorted(random.Random(identity).sample(range(num_pairs), most))  # noqa: S311 - data, not cryptography
+        numbers = sorted(random.Random(identity).sample(range(ends[-1]), most))  # noqa: S311 - data, not cryptography
     pairs = []
-    for place in numbers:
-        i = int(np.searchsorted(ends, place, side="right"))
-        pairs.append((i, int(np.flatnonzero(better[i])[place - ends[i]])))  # counted from the end of its own
-    return pairs, num_pairs - len(pairs)
+    for i, places in groupby(numbers, partial(bisect_right, ends)):
+        worse = [j for j in range(len(texts)) if strength[j] < strength[i] and texts[j] != texts[i]]
+        pairs += [(i, worse[place - ends[i] + num_worse[i]]) for place in places]
+    return pairs, ends[-1] - len(pairs)
+
+
+def _num_worse(strength: Sequence[float], texts: Sequence[str]) -> list[int]:
+    """For each answer, how many others of another text it is strictly stronger than; in memory of K and not K x K."""
+    of_text: dict[str, list[float]] = {}
+    for text, value in zip(texts, strength, strict=True):
+        of_text.setdefault(text, []).append(value)
+    everyone = sorted(strength)
+    for values in of_text.values():
+        values.sort()
+    return [
+        bisect_left(everyone, value) - bisect_left(of_text[text], value)
+        for text, value in zip(texts, strength, strict=True)
+    ]

@@ -1,6 +1,7 @@
 """Every public layout gives the pair that a reader of it would write down, and every bad row its reason."""
 
 import math
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -207,6 +208,16 @@ def test_a_cap_keeps_some_of_a_rows_pairs_in_order_and_counts_the_rest(answers, 
     rest = iter(expected)
     assert all(pair in rest for pair in pairs)  # each behind the one before
     assert strict_pairs("p", texts, strength, most) == (pairs, num_left_out)
+
+
+def test_thousands_of_ranked_answers_cost_no_more_than_they_give():
+    row = {"prompt": "p", "answers": [f"answer {i}" for i in range(3000)], "ranks": list(range(3000))}
+    tracemalloc.start()
+    found = recognise(row).parse(row)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert (len(found.pairs), found.num_over_cap) == (36, 3000 * 2999 // 2 - 36)
+    assert peak < 4 * 2**20  # a byte for each two of them alone would take 9 MB
 
 
 def test_named_columns_come_first_even_where_they_swap_the_usual_ones():
