@@ -6,7 +6,7 @@ extent is uncertain ends the reading with an error that names its line:
 
 - the text breaks the rules of quoting (RFC 4180), or ends inside a quoted cell. Quotes may be inside a cell that is not
   quoted if their number is even;
-- a quote follows a backslash and no quote up to there is doubled. `"a \", b"` is then one cell of a writer that escapes
+- a quote follows a backslash and no quote of the file is doubled. `"a \", b"` is then one cell of a writer that escapes
   quotes with backslashes (Spark, MySQL), and two cells of one that doubles them;
 - the record contains NUL, which a text file has only where a part of it was never written.
 """
@@ -46,7 +46,7 @@ def csv_records(text: TextIO, path: Path, delimiter: str | None) -> Iterator[Raw
     header: two more lines of it, and no rows.
 
     Args:
-        text: opened with `newline=""`.
+        text: opened with `newline=""`; it can be read again from its start.
         path: its name, for messages.
         delimiter: None: a first line `sep=;` (Excel) says it, else the header does.
 
@@ -147,13 +147,13 @@ def _csv_rows(text: TextIO, path: Path, delimiter: str | None) -> Iterator[list[
         if cells is None:
             return
         record = "".join(kept)
-        are_doubled = are_doubled or _DOUBLED.search(record) is not None
         if "\0" in record:
             seen = seen or "NUL bytes"
         elif '"' in record and not seen and not quoting.fullmatch(record):
             seen = "a space before a quote, or a quote without its second one"
         elif '\\"' in record and not seen and not are_doubled:
-            seen = "a quote after a backslash"
+            are_doubled = _doubles_quotes(text)
+            seen = "" if are_doubled else "a quote after a backslash"
         if not seen:
             kept.clear()
         if cells and not seen:
@@ -181,6 +181,15 @@ def _quoting(delimiter: str) -> re.Pattern[str]:
     within = rf'[^"\r\n{end}]*+'
     bare = rf'[^\S\r\n{end}]*+(?:[^\s"{end}]{within}(?:"{within}"{within})*+)?+'
     return re.compile(rf"(?:{quoted}|{bare})(?:{end}(?:{quoted}|{bare}))*+[\r\n]*+")
+
+
+def _doubles_quotes(text: TextIO) -> bool:
+    """Whether a quote inside a cell is doubled anywhere in the text, which continues where it was."""
+    place = text.tell()
+    text.seek(0)
+    found = any(map(_DOUBLED.search, iter(lambda: text.readline(MAX_ROW_BYTES), "")))
+    text.seek(place)
+    return found
 
 
 def _delimiter(header: str) -> str:

@@ -1,6 +1,7 @@
 """Tables as programs write them: no cell is read as another one, and what may be cut or damaged is not used."""
 
 import csv
+import gzip
 import io
 import json
 from collections import Counter
@@ -198,6 +199,7 @@ def test_maps_of_arrow_are_objects(tmp_path):
 
 NAMES = ("prompt", "chosen", "rejected")
 words = st.lists(st.sampled_from(["a", "b c", ",", "\n", '"', ', "', "\n\n"]), min_size=1, max_size=6).map("".join)
+with_backslashes = st.lists(st.sampled_from(["a", ",", "\n", '"', "\\"]), min_size=1, max_size=6).map("".join)
 
 
 def texts_in_tables(texts):
@@ -232,6 +234,24 @@ def folder(tmp_path_factory):
 def test_quotes_that_are_escaped_with_backslashes(folder, rows):
     found = read(folder, written(rows, escapechar="\\", doublequote=False))
     assert found is None or set(found) <= set(rows)
+
+
+@pytest.mark.slow
+@given(texts_in_tables(with_backslashes))
+def test_backslashes_are_text_where_quotes_are_doubled(folder, rows):
+    text = written(rows)
+    found = read(folder, text)
+    assert found == rows or (found is None and '\\"' in text)
+
+
+@pytest.mark.parametrize("name", ["data.csv", "data.csv.gz"])
+def test_the_order_of_its_rows_does_not_decide_whether_a_table_is_read(tmp_path, name):
+    rows = [("p", "a, \\", "b"), ("\udcff", "q", "r"), *[("é" * 999, "x", "y")] * 99, ("q", 'say "x"', "z")]
+    for each in (rows, rows[::-1]):
+        content = written(each).encode("utf-8", "surrogateescape")
+        (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+        found = [(pair.prompt, pair.chosen, pair.rejected) for pair in load_pairs(str(tmp_path / name)).pairs]
+        assert found == [row for row in each if row[0] != "\udcff"]
 
 
 def test_the_row_limit_holds_for_lines_headers_and_cells_of_many_lines(tmp_path, monkeypatch):
