@@ -181,9 +181,10 @@ def _best_place(value: Any, column: str, answers: list[Any]) -> int:
 
 def _ranked(sample: Row) -> Translate | None:
     """InstructGPT-style K-wise rankings (arXiv:2203.02155)."""
-    is_ranked = "prompt" in sample and ("ranks" in sample or "scores" in sample)
-    if not is_ranked or not any(name in sample for name in ANSWER_COLUMNS):
+    orders = [name for name in ("ranks", "scores") if name in sample]
+    if "prompt" not in sample or not orders or not any(name in sample for name in ANSWER_COLUMNS):
         return None
+    only([orders[0], *(name for name in ("ranking", "order") if name in sample)], "how the answers are ranked")
 
     def translate(row: Row) -> Row:
         column = _answers(row)

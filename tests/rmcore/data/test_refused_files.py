@@ -104,6 +104,9 @@ REFUSED = {
     "Arrow": ("x.arrow", b"ARROW1", "Name the folder that save_to_disk wrote"),
     "a ranking of two meanings": ("x.jsonl", [{"prompt": "p", "answers": ["a", "b", "c"], "ranking": [2, 3, 1]}],
                                   "Of any other layout, write prompt, chosen and rejected"),
+    **{f"scores and {order}": ("x.jsonl", [{"prompt": "p", "responses": ["a", "b"], "scores": [1, 2], order: [1, 2]}],
+                               f"scores and {order} may both be how the answers are ranked")
+       for order in ("ranking", "order")},
 }  # fmt: skip
 
 
