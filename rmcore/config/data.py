@@ -38,8 +38,8 @@ class DataConfig(Settings):
     """Which preference pairs, how they are read and how they are split."""
 
     source: Annotated[str, Names("pairs")] = GOLD
-    """`gold` (the built-in world), a file (.parquet .json .jsonl .csv .tsv, also .gz), a datasets folder, or a hub
-    name."""
+    """`gold` (the built-in world), a file (.parquet, or .json .jsonl .csv .tsv, these also .gz), a datasets folder, or
+    a hub name."""
     eval_source: Annotated[str | None, Names("pairs")] = None
     """Held-out pairs of the same forms. Left out: a share of the prompts of `source` is held out."""
     split: str = "train"

@@ -25,7 +25,7 @@ from rmcore.core.errors import ConfigError, DataError, RmcoreError, ServiceError
 from rmcore.core.files import known_digests
 from rmcore.core.object_store import ObjectStore
 from rmcore.core.ray_cluster import RayCluster
-from rmcore.data.readers.files import BATCH_ROWS, is_file_name, read_file
+from rmcore.data.readers.files import BATCH_ROWS, file_kind, is_file_name, read_file
 from rmcore.data.readers.records import RawRecord
 
 SCHEME = "ray:"
@@ -116,10 +116,10 @@ def _place(source: str) -> tuple[str, str]:
 def _files(source: str) -> dict[str, str | None]:
     """Names of a source's files, sorted, each with the words that tell an object's version; None for a file.
 
-    They are those of one folder that end like files which can be read, and fit.
+    They are those of one folder that end like files of data, and fit.
 
     Raises:
-        DataError: there is none.
+        DataError: there is none, or one is of a kind that is not read.
         StoreError: the object store refuses.
     """
     address, pattern = _place(source)
@@ -136,8 +136,10 @@ def _files(source: str) -> dict[str, str | None]:
     if not fitting:
         raise DataError(
             f"{source} names no file that can be read: none of {len(versions)} at {address} fits {pattern}. Check the "
-            "path; files are found by their endings, such as .jsonl, .parquet, .csv, each also with .gz."
+            "path; files are found by their endings, such as .jsonl, .parquet, .csv, those of text also with .gz."
         )
+    for name in fitting:
+        file_kind(Path(name))
     return fitting
 
 

@@ -70,9 +70,9 @@ def file_kind(path: Path) -> tuple[str, bool]:
 
 
 def is_file_name(name: str) -> bool:
-    """Whether `name` ends like a file that can be read here."""
+    """Whether `name` ends like a file of data, read here or refused with advice: none is left out or is a hub name."""
     suffixes = [suffix.lower() for suffix in Path(name).suffixes]
-    return any(suffix in _READERS for suffix in suffixes[-2:])
+    return any(suffix in _READERS or suffix in _INSTEAD for suffix in suffixes[-2:])
 
 
 def is_text_file(source: str) -> bool:

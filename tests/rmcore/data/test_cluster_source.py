@@ -118,3 +118,12 @@ def test_the_digest_is_that_of_the_files_that_are_read(folder, tmp_path):
         load_splits(DataConfig(source=f"ray:{folder}", eval_split="test"), seed=0)
     with pytest.raises(DataError, match=r"none of 0 at .* fits \*\.csv"):
         cluster_digest(f"ray:{tmp_path}/*.csv")
+
+
+@pytest.mark.parametrize("name", ["x.arrow", "x.xlsx", "x.parquet.gz"])
+def test_a_file_of_data_that_is_not_read_is_refused_and_not_left_out(tmp_path, name):
+    (tmp_path / "a.jsonl").write_text("{}")
+    (tmp_path / name).write_bytes(b"x")
+    for source in (f"ray:{tmp_path}", f"ray:{tmp_path}/{name}", f"ray:{tmp_path}/x*"):
+        with pytest.raises(DataError, match=f"{name} has the extension .* which is not read"):
+            cluster_digest(source)

@@ -108,6 +108,7 @@ def test_what_a_source_is(tmp_path, monkeypatch):
     kinds = {
         "owner/name": "folder", "owner/other": "hub", "squad": "hub", "plain": "file", "none.jsonl.gz": "file",
         "a/b.parquet": "file", "./x": "file", "/x/y": "file", "~/x": "file", "a/b/c": "file", "": "folder",
+        "pairs.xlsx": "file", "a/b.Arrow": "file", "b.parquet.gz": "file",
     }  # fmt: skip
     assert {source: source_kind(source) for source in kinds} == kinds
 
