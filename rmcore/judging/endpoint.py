@@ -47,6 +47,8 @@ MOST_ROUNDS = 5
 """How often a question is requested with all repetitions, while the server answers others: one may be unlucky."""
 LIST_RETRIES = 3
 LIST_SECONDS = 10.0
+ROOT = "root "
+"""Before what a server calls a model's root, where answers are kept; a host has no space."""
 NO_COMPLETION = "answers with something that is no chat completion"
 STOPPING = b"stopping when what was requested is answered, which is kept. Press Ctrl-C again to quit immediately.\n"
 WAIT_SECONDS = 0.05
@@ -185,7 +187,10 @@ class Endpoint:
         return claim
 
     async def _identify(self) -> None:
-        """Learn from the server which model it calls by the name; one that does not say is known by its host."""
+        """Learn from the server which model it calls by the name; one that does not say is known by its host.
+
+        A server that is away or busy is the one whose answers are stored, if they are of one, and not of another host.
+        """
         import httpx2
         import openai
 
@@ -195,9 +200,13 @@ class Endpoint:
             try:
                 listed = (await quick.get("/models", cast_to=httpx2.Response)).json()
                 root = root_of(listed, self.address.model)
-            except (openai.APIError, ServingError, ValueError):  # it has no such list, or is away
-                root = ""
-        self.served = f"root {root}" if root else host
+            except (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError):
+                stored = [name for name in self.answers.servers if name == host or name.startswith(ROOT)]
+                self.served = stored[0] if len(stored) == 1 else host
+            except (openai.APIError, ServingError, ValueError):  # it has no such list
+                self.served = host
+            else:
+                self.served = ROOT + root if root else host
         others = {name: count for name, count in self.answers.servers.items() if name != self.served}
         if others and self.served not in self.answers.servers:
             self._note(

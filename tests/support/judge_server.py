@@ -7,7 +7,7 @@ import contextlib
 import json
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -100,9 +100,15 @@ class Server:
 
 
 @contextmanager
-def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0) -> Iterator[Server]:
-    """Serve until the block ends; with a `root` it tells of it as vLLM does, else it has no list of models."""
+def judge_server(
+    behaviour: Behaviour, root: str | None = None, port: int = 0, busy: Sequence[int] = ()
+) -> Iterator[Server]:
+    """Serve until the block ends; with a `root` it tells of it as vLLM does, else it has no list of models.
+
+    The first requests of the list are answered with the statuses of `busy`.
+    """
     asked: list[Asked] = []
+    statuses = iter(busy)
     lock = threading.Lock()
 
     class Handler(BaseHTTPRequestHandler):
@@ -134,7 +140,7 @@ def judge_server(behaviour: Behaviour, root: str | None = None, port: int = 0) -
         def do_GET(self) -> None:
             models = [{"id": "judge-1", "object": "model", "created": 0, "owned_by": "test", "root": root}]
             body = json.dumps({"object": "list", "data": models}).encode()
-            self.send_response(404 if root is None else 200)
+            self.send_response(next(statuses, 404 if root is None else 200))
             self.send_header("Content-Type", "application/json")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()

@@ -157,6 +157,19 @@ def test_a_text_that_the_endpoint_refuses_is_set_aside_and_the_others_are_judged
         assert "max_tokens" in server.asked[-1].body
 
 
+@pytest.mark.parametrize("concurrency", [1, 16])
+def test_a_text_that_is_refused_first_on_a_rerun_does_not_end_it(concurrency, tmp_path):
+    def behaviour(one):
+        is_long = one.body["messages"][0]["content"].endswith("5")
+        return Raw(400, b'{"error": {"message": "too long for the context"}}') if is_long else "1"
+
+    with judge_server(behaviour) as server:
+        with pytest.raises(JudgementsWantedError):
+            endpoint(server, tmp_path, concurrency=1, max_calls=5).ask(questions(6))
+        replies = endpoint(server, tmp_path, concurrency=concurrency).ask(questions(6))
+        assert [bool(one.refusal) for one in replies] == [False] * 5 + [True]
+
+
 def test_an_endpoint_that_refuses_every_question_is_not_asked_all_of_them(tmp_path):
     with judge_server(lambda one: Raw(400, b'{"error": {"message": "no chat template"}}')) as server:
         asked = endpoint(server, tmp_path, concurrency=1)
@@ -280,6 +293,19 @@ def test_servers_that_call_different_models_the_same_share_no_answers_and_one_th
             assert endpoint(moved, tmp_path).ask(questions(2))[0].text == "1"
             assert not moved.asked
         assert len(first.asked) == len(second.asked) == 2
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_server_that_is_busy_or_away_is_the_one_whose_answers_are_stored(status, tmp_path):
+    with judge_server(lambda one: "1", root="org/first") as first, judge_server(lambda one: "1") as other:
+        endpoint(first, tmp_path / "a").ask(questions(2))
+        endpoint(other, tmp_path / "b").ask(questions(2))
+    with judge_server(lambda one: "2", root="org/first", busy=[status] * 8) as busy:
+        assert endpoint(busy, tmp_path / "a").ask(questions(2))[0].text == "1"
+        assert not busy.asked
+        assert endpoint(busy, tmp_path / "b").ask(questions(2))[0].text == "2"  # which no name says to be the same
+    assert endpoint(first, tmp_path / "a").ask(questions(2))[0].text == "1"
+    assert endpoint(other, tmp_path / "b").ask(questions(2))[0].text == "1"
 
 
 def test_servers_that_tell_nothing_are_told_apart_by_their_host_and_from_the_one_that_was_at_their_address(

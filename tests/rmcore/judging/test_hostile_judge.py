@@ -20,6 +20,7 @@ from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError, RmcoreError, ServingError
 from rmcore.judging.endpoint import RETRIES
 from rmcore.judging.language_model import LanguageModelJudge
+from rmcore.judging.replies import most_bytes
 
 PRICES = {"price_read": 10, "price_written": 50}
 OVERLOADED = {"error": {"code": 502, "message": "Upstream error: service temporarily overloaded"}}
@@ -231,6 +232,14 @@ def test_an_answer_that_comes_byte_by_byte_ends_with_the_whole_requests_time(tmp
         with pytest.raises(ServingError, match=r"timeout_seconds=0\.3"):
             judge_of(server, tmp_path, timeout_seconds=0.3).rewards(["p"], ["r"])
         assert len(server.asked) == 2
+
+
+def test_a_longer_text_than_the_tokens_allow_is_kept_no_longer_than_that(tmp_path, capsys):
+    with judge_server(lambda one: completion("7" + " " * 100_000)) as server:
+        assert np.isnan(judge_of(server, tmp_path).rewards(["p"], ["r"])).all()
+    (row,) = kept(tmp_path)
+    assert len(row["text"]) <= most_bytes(16, with_logprobs=False)
+    assert "characters" in capsys.readouterr().err
 
 
 ESCAPES = "\x1b]0;title\x07\x1b[31mred\x9b2J\r"
