@@ -294,7 +294,8 @@ class HackStop(TrainerCallback):
     def _asked(self, step: int) -> dict[str, Any]:
         """Begin a look again that an earlier call has begun; what it asks."""
         asked: dict[str, Any] = json.loads((self.folder / f"look_{step}" / ASKED).read_text(encoding="utf-8"))
-        self._watch.begin(step, asked["kl"], asked["reference"])
+        _, planned = self._watch.begin(step, asked["kl"], asked["reference"])
+        self._watch.pairs_asked += len(asked["prompts"]) - planned  # where more steps, so more looks, are planned now
         return asked
 
     def _ask(self, model: Any, step: int, number: int) -> dict[str, Any]:

@@ -149,6 +149,15 @@ def test_a_look_that_was_cut_off_asks_for_the_rest_alone(policy, tmp_path):
     assert judge.asked <= again.labels_used + 2 * ScoreJudge.at_once  # the chunk that was cut off
 
 
+def test_a_training_that_gets_more_steps_judges_no_prompt_again(policy, tmp_path):
+    likes = Judge(lambda text: float(text.count("a")))
+    train(policy, tmp_path, likes.of_pairs, SETTINGS.model_copy(update={"steps": 4}))
+    train(policy, tmp_path, likes.of_pairs, resume=str(tmp_path / "checkpoint-2"))
+    asked = [json.loads(file.read_text())["prompts"] for file in (tmp_path / "watch").glob("look_*/asked.json")]
+    assert len(asked) == 4
+    assert len({place for look in asked for place in look}) == sum(map(len, asked)) == WATCH.labels // 2
+
+
 def test_a_folder_begins_anew_with_its_training_and_is_refused_to_another(policy, tmp_path):
     likes, hates = Judge(lambda text: float(text.count("a"))), Judge(lambda text: -float(text.count("a")))
     fresh = [f"Count to {number}" for number in range(20)]
