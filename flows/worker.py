@@ -10,6 +10,8 @@ import signal
 import subprocess
 import sys
 import threading
+import time
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -25,11 +27,13 @@ from tasks.device import device_slots
 from tasks.execution import SAVING_SECONDS
 from tasks.home import environment_for, home, make_home, project_root
 from tasks.local_services import CELLS_POOL, CLUSTER
-from tasks.passwords import basic_authorization
+from tasks.passwords import basic_authorization, require_proof
 from tasks.sharing import SHARED_VARIABLE, named_store
 
 HEARTBEAT_SECONDS = 30
 """Between two signs of life of a run, the least that Prefect allows; `flows.deploy` looks for them."""
+PROOF_SECONDS = 5.0
+"""Between two looks whether Prefect's server is still one that has the password."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +46,7 @@ class Cluster:
 
 
 def find_cluster(server: str, secret: str) -> Cluster:
-    """Ask Prefect where everything is.
+    """Ask Prefect where everything is, and each server first for a proof that it is one of them.
 
     Args:
         server: its address, as `rm-opt up` printed it.
@@ -50,7 +54,8 @@ def find_cluster(server: str, secret: str) -> Cluster:
 
     Raises:
         ConfigError: it is no address.
-        ServiceError: no Prefect of `rm-opt up` with this password answers there, or the port is another user's.
+        ServiceError: no Prefect of `rm-opt up` answers there, a server has not this password and was not sent it, or
+            the port is another user's.
     """
     address = server.rstrip("/")
     if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
@@ -59,13 +64,15 @@ def find_cluster(server: str, secret: str) -> Cluster:
     hold(address)  # where it is of this machine
     place = f"{address}/api/variables/name/{CLUSTER}"
     try:
+        require_proof(address, secret)
         told = httpx.get(place, headers=basic_authorization(secret), timeout=20).raise_for_status().json()
-        return Cluster(address, **told["value"])
+        cluster = Cluster(address, **told["value"])
+        require_proof(cluster.mlflow, secret)
+        return cluster
     except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
         raise ServiceError(
             f"{address} does not answer as Prefect of `rm-opt up` of this version does ({error}): see that `rm-opt up "
-            "--host …` runs there, that this machine reaches it, and that --password-file is a copy of its "
-            "services/password."
+            "--host …` runs there and that this machine reaches it."
         ) from error
 
 
@@ -74,7 +81,7 @@ def work(cluster: Cluster, secret: str, name: str | None, limit: int | None) -> 
 
     Raises:
         ConfigError: no store is shared, or another one than the server's.
-        ServiceError: the worker ended by itself, or another program has the port of a server.
+        ServiceError: the worker ended by itself, or another program has the address or the port of a server.
         StoreError: the shared store cannot be used.
     """
     environment = _environment(cluster, secret)
@@ -94,8 +101,12 @@ def work(cluster: Cluster, secret: str, name: str | None, limit: int | None) -> 
             env=environment | stages.variable, stdin=subprocess.DEVNULL, pass_fds=held(), start_new_session=True,
         )  # fmt: skip
         print(f"worker      {name} takes {limit} at a time from {cluster.prefect}", flush=True)
+        looked = time.monotonic()
         try:
             while not asked.wait(0.5):
+                if time.monotonic() - looked > PROOF_SECONDS:
+                    require_same_server(cluster.prefect, secret, psutil.Process(process.pid))
+                    looked = time.monotonic()
                 if process.poll() is not None:
                     raise ServiceError(
                         f"Prefect's worker has ended with status {process.returncode}; its log is above."
@@ -108,6 +119,28 @@ def work(cluster: Cluster, secret: str, name: str | None, limit: int | None) -> 
             process.kill()
             process.wait()
     return 0
+
+
+def require_same_server(address: str, secret: str, worker: psutil.Process) -> None:
+    """See that Prefect's address is still that of a server with the password; it may have ended, and be another's.
+
+    Args:
+        address: of Prefect.
+        secret: the password.
+        worker: Prefect's worker, which ends with all its runs where that is not so.
+
+    Raises:
+        ServiceError: it is not.
+    """
+    try:
+        require_proof(address, secret)
+    except httpx.HTTPError:  # it is away or busy; Prefect's worker waits for it
+        return
+    except ServiceError:
+        for process in [*worker.children(recursive=True), worker]:  # at once: each would send its password there
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+        raise
 
 
 def _environment(cluster: Cluster, secret: str) -> dict[str, str]:

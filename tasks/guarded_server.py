@@ -38,13 +38,13 @@ from tasks.database import DATABASE_VARIABLE, mlflow_address
 from tasks.home import default_artifact_root, default_tracking_uri, home
 from tasks.local_services import EMBEDDED_PREFECT, MLFLOW_SERVER, PREFECT_SERVER
 from tasks.mlflow_client import alone_with
-from tasks.passwords import password
+from tasks.passwords import PROOF_PATH, TOKEN, password, proof
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
 
-OPEN_PATH = "/health"
-"""That the server lives; `rm-opt info` asks it."""
+OPEN_PATHS = ("/health", PROOF_PATH)
+"""That the server lives, which `rm-opt info` asks, and that it is ours, which a worker asks before it logs in."""
 
 
 class Guard:
@@ -53,13 +53,15 @@ class Guard:
     Args:
         app: what is guarded.
         address: `http://host:port` under which it is printed; the only one that it answers under.
-        secret: password of HTTP's basic authentication, with any user name; None: `app` asks for it itself.
+        secret: password of HTTP's basic authentication, with any user name; the guard proves that it has it.
+        app_asks: `app` asks for the password itself.
     """
 
-    def __init__(self, app: "ASGIApp", address: str, secret: str | None = None) -> None:
+    def __init__(self, app: "ASGIApp", address: str, secret: str, *, app_asks: bool = False) -> None:
         self.app = app
         self.address = address
         self._secret = secret
+        self._app_asks = app_asks
 
     async def __call__(self, scope: "Scope", receive: "Receive", send: "Send") -> None:
         """Answer one connection: by `app`, or with a denial."""
@@ -71,12 +73,23 @@ class Guard:
             login = {"www-authenticate": 'Basic realm="rm-opt", charset="UTF-8"'} if denial.status == 401 else {}
             is_socket = scope["type"] == "websocket"
             app = WebSocketClose(1008) if is_socket else PlainTextResponse(denial.reason, denial.status, login)
+        elif scope["type"] == "http" and scope["path"] == PROOF_PATH:
+            app = self._proof(scope)
         await app(scope, receive, send)
+
+    def _proof(self, scope: "Scope") -> "ASGIApp":
+        from starlette.requests import HTTPConnection
+        from starlette.responses import PlainTextResponse
+
+        question = HTTPConnection(scope).query_params.get("question", "")
+        if TOKEN.fullmatch(question) is None:
+            return PlainTextResponse("The question is no token.", 400)
+        return PlainTextResponse(proof(self._secret, self.address.removeprefix("http://"), question))
 
     def _denial(self, scope: "Scope") -> Denial | None:
         headers = scope["headers"]
         denial = misaddressed(headers, self.address.removeprefix("http://").__eq__, self.address)
-        if denial is not None or self._secret is None or scope["path"] == OPEN_PATH:
+        if denial is not None or self._app_asks or scope["path"] in OPEN_PATHS:
             return denial
         scheme, _, credentials = "".join(values_of(headers, b"authorization")).partition(" ")
         try:
@@ -101,12 +114,12 @@ def migrate_prefect() -> None:
 
 
 def prefect_app(address: str) -> Guard:
-    """Prefect's own application; it finds its password in PREFECT_SERVER_API_AUTH_STRING."""
+    """Prefect's own application, which asks for the password that is in PREFECT_SERVER_API_AUTH_STRING."""
     os.environ["PREFECT_SERVER_DATABASE_MIGRATE_ON_START"] = "false"  # read at import
     from prefect.server.api.server import create_app
 
     migrate_prefect()
-    return Guard(create_app(final=True), address)
+    return Guard(create_app(final=True), address, os.environ["PREFECT_SERVER_API_AUTH_STRING"], app_asks=True)
 
 
 def mlflow_app(address: str) -> Guard:

@@ -1,14 +1,84 @@
-"""A worker of another machine that cannot begin says why."""
+"""A worker of another machine sends its password only to a server that has it, and ends with its runs where none is."""
 
+import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
-from flows.worker import find_cluster
+from flows.worker import Cluster, find_cluster, require_same_server
+from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError, ServiceError
+from rmcore.core.processes import runs
 from tasks.guarded_server import Guard
 from tasks.passwords import read_password
+
+SECRET = "p" * 43
+WORKER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(3600)"], start_new_session=True)
+time.sleep(3600)
+"""
+
+
+@pytest.fixture
+def worker():
+    """Stands for Prefect's worker: a process with a run below it, in a session of its own."""
+    with subprocess.Popen([sys.executable, "-c", WORKER], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()
+        found = psutil.Process(process.pid)
+        yield found
+        for one in (*found.children(recursive=True), found) if runs(found) else ():
+            one.kill()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("answering", "stays"), [(SECRET, True), (None, True), ("o" * 43, False)])
+def test_a_worker_and_its_runs_end_where_another_program_answers(serve, worker, answering, stays):
+    address = "http://127.0.0.1:9" if answering is None else serve(lambda own: Guard(None, own, answering))
+    mine = [*worker.children(recursive=True), worker]
+    assert len(mine) == 2
+    if stays:
+        require_same_server(address, SECRET, worker)
+        assert all(map(runs, mine))
+    else:
+        with pytest.raises(ServiceError, match="did not prove that it is a server of `rm-opt up` with this password"):
+            require_same_server(address, SECRET, worker)
+        assert not any(map(runs, psutil.wait_procs(mine, timeout=PATIENCE_S)[1]))
+
+
+@pytest.fixture
+def telling(serve):
+    """Starts a server that has a password and tells where MLflow is: gives its address and the logins that it heard."""
+
+    def start(secret, mlflow):
+        heard = []
+
+        async def app(scope, receive, send):
+            heard.extend(value for name, value in scope["headers"] if name == b"authorization")
+            told = json.dumps({"value": {"mlflow": mlflow, "shared": None}}).encode()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": told})
+
+        return serve(lambda own: Guard(app, own, secret, app_asks=True)), heard
+
+    return start
+
+
+def test_a_worker_logs_in_where_the_password_is_and_sends_it_to_nobody_else(monkeypatch, telling, serve):
+    monkeypatch.setattr(os, "environ", {**os.environ})
+    mlflow = serve(lambda own: Guard(None, own, SECRET))
+    head, heard = telling(SECRET, mlflow)
+    assert find_cluster(head, SECRET) == Cluster(head, mlflow, None)
+    assert len(heard) == 1
+    for own, tracking in (("o" * 43, mlflow), (SECRET, serve(lambda own: Guard(None, own, "o" * 43)))):
+        other, heard = telling(own, tracking)
+        with pytest.raises(ServiceError, match="was sent no password"):
+            find_cluster(other, SECRET)
+        assert len(heard) == (own == SECRET)  # of a head whose MLflow is another's
 
 
 @pytest.mark.parametrize(
@@ -16,14 +86,12 @@ from tasks.passwords import read_password
     [
         ("nowhere", "is no address: write that of Prefect"),
         ("http://127.0.0.1:9", "does not answer as Prefect of `rm-opt up`"),
-        ("another", "401.*--password-file is a copy"),
     ],
 )
-def test_a_worker_that_cannot_begin_says_why(monkeypatch, serve, server, said):
+def test_a_worker_that_cannot_begin_says_why(monkeypatch, server, said):
     monkeypatch.setattr(os, "environ", {**os.environ})
-    address = serve(lambda own: Guard(None, own, "p" * 43)) if server == "another" else server
     with pytest.raises((ConfigError, ServiceError), match=said):
-        find_cluster(address, "o" * 43)
+        find_cluster(server, SECRET)
 
 
 def test_a_worker_without_a_password_says_where_it_is_to_be_had():

@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 
+import httpx
 import pytest
 
+from machine import PATIENCE_S
+from rmcore.core.errors import ServiceError
 from tasks.guarded_server import Guard
+from tasks.passwords import PROOF_PATH, require_proof
 
 ADDRESS, SECRET = "http://127.0.0.1:4200", "the-secret"
 
@@ -60,12 +64,42 @@ ORIGINS = (
 
 def test_only_its_own_address_and_its_own_pages():
     login = basic(f"any:{SECRET}")
-    for path in ("/", "/health"):
+    for path in ("/", "/health", PROOF_PATH):
         assert {status(host=host, path=path, authorization=login) for host in HOSTS} == {421}
         origins = [origin.encode() for origin in ORIGINS]
         assert {status(path=path, authorization=login, origin=origin) for origin in origins} == {403}
     assert status(authorization=login, origin=ADDRESS.encode()) == 200
     assert status(path="/health") == 200
+
+
+def test_a_server_proves_that_it_has_the_password_and_one_that_has_it_not_is_told_nothing(serve):
+    told = []
+
+    def relay(place):
+        """Gives to all that ask it for a proof that of the server there."""
+
+        async def app(scope, receive, send):
+            told.extend(name for name, _ in scope["headers"])
+            own = httpx.get(f"{place}{scope['path']}?{scope['query_string'].decode()}", timeout=PATIENCE_S)
+            await send({"type": "http.response.start", "status": own.status_code, "headers": []})
+            await send({"type": "http.response.body", "body": own.content})
+
+        return lambda address: app
+
+    async def silent(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"\xff"})
+
+    honest = serve(lambda address: Guard(None, address, SECRET))
+    require_proof(honest, SECRET)
+    other = serve(lambda address: Guard(None, address, "another"))
+    for impostor in (other, serve(relay(honest)), serve(lambda address: silent)):
+        with pytest.raises(ServiceError, match="was sent no password"):
+            require_proof(impostor, SECRET)
+    assert told
+    assert b"authorization" not in told
+    for question in ("", "?question=short", f"?question={'q' * 44}", f"?question={'q' * 42}%0a"):
+        assert httpx.get(f"{honest}{PROOF_PATH}{question}", timeout=PATIENCE_S).status_code == 400
 
 
 MIGRATE = """
