@@ -5,7 +5,6 @@ In any trainer of transformers or TRL whose `model` generates (GRPO, RLOO, PPO),
     judge = ScoreJudge(HookJudge("mine:judge", judge))                 # or PeopleJudge(Path("to_judge"))
     stop = HackStop(held_out_prompts, judge, Path("watch"), every=10)
     trainer = GRPOTrainer(..., callbacks=[stop])
-    stop.attach(trainer)                                               # so that it can raise the KL penalty
     trainer.train()                                                    # the model is then the best checkpoint
     print(stop.looks[-1].reason, stop.final_gain(trainer.model, fresh_prompts))  # None where the start was kept
 
@@ -59,8 +58,8 @@ class HackStop(TrainerCallback):
         settings: labels.
         every: steps between looks.
         temperature, max_new_tokens: of the samples.
-        kl_target: nats from the start: beyond them the trainer's `beta` is raised, within them it comes back to what it
-            began with; None: it is left alone.
+        kl_target: nats from the start: beyond them the `beta` of the trainer given to `attach` is raised, within them
+            it comes back to what it began with; None: it is left alone.
         seed: of prompts, samples and choices.
         policy: how prompts and responses become token ids; None: by the trainer's model and tokenizer.
 
