@@ -78,7 +78,7 @@ def test_score_goes_on_only_in_the_format_in_which_it_was_begun(home, tmp_path, 
     parts = begun.with_name(begun.name + PARTS_SUFFIX)
     source = SourceInParts(str(home / "pairs.parquet"), 8, "train", PairReading().columns(), None)
     parts.mkdir()  # as a kill leaves it: a part, and the job that it is of
-    job = _job(str(home / "m0"), ModelReading(dtype="bfloat16"), PairReading(), source, "local")
+    job = _job(str(home / "m0"), ModelReading(dtype="bfloat16"), PairReading(), source)
     (parts / "job.json").write_text(json.dumps(job))
     (parts / "part_0000000.parquet").touch()
     with pytest.raises(ConfigError, match=r"another job .* dtype differ"):

@@ -344,7 +344,6 @@ def test_a_matrix_started_in_the_ui_and_a_command_share_their_cells(services, ch
     runs = {run["info"]["run_name"]: run for run in services.wait_for(tracked)}
     for name, run in runs.items():
         tags = {tag["key"]: tag["value"] for tag in run["data"]["tags"]}
-        assert run["inputs"].get("dataset_inputs"), (name, run["info"]["status"])
         assert tags["mlflow.note.content"].startswith("### "), name
         assert ("mlflow.runColor" in tags) is (tags["rm.kind"] == "cell")
     before = trained(services)
