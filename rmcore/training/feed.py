@@ -26,6 +26,7 @@ from rmcore.models.observation_batching import (
 )
 from rmcore.models.packing.layout import Packing
 from rmcore.training.ranks import Ranks
+from rmcore.training.resume import is_of_a_worker
 
 Batch = MicroBatch | ObservationBatch
 FETCH_SECONDS = 300.0
@@ -193,8 +194,8 @@ def steps_from(
         return
     try:
         yield _fetched(steps)
-    except RuntimeError as error:  # torch reports a worker's death in a handler of SIGCHLD, wherever the trainer is
-        if isinstance(error, TrainingError) or "DataLoader" not in str(error):
+    except RuntimeError as error:
+        if not is_of_a_worker(error):
             raise
         full = full_places()
         raise TrainingError(

@@ -22,7 +22,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from rmcore.core.errors import ConfigError, StoreError
+from rmcore.core.errors import ConfigError, RmcoreError, StoreError
 from rmcore.core.files import atomic_file, atomic_folder, file_digest, link_tree, remove_abandoned, write_json
 from rmcore.core.tracking import METRICS_FILE
 
@@ -79,6 +79,7 @@ def new_state(
 
     Raises:
         StoreError: the state could not be written. Earlier states are untouched.
+        RuntimeError: a worker of the feed died meanwhile, see `is_of_a_worker`.
     """
     place, digests = folder / RESUME_FOLDER / f"step_{step}", dict[str, str]()
     try:
@@ -95,10 +96,17 @@ def new_state(
         for old in _states(folder)[KEPT_STATES:]:
             shutil.rmtree(old)
     except (OSError, RuntimeError, SafetensorError) as error:  # by a RuntimeError torch tells of a full disk
+        if is_of_a_worker(error):
+            raise
         raise StoreError(
             f"the state of step {step} could not be written ({error}), most often because the disk is full; the "
             "one before it is untouched. Free space and run again."
         ) from error
+
+
+def is_of_a_worker(error: BaseException) -> bool:
+    """Whether torch reports a worker of the DataLoader: its death in a handler of SIGCHLD, wherever the trainer is."""
+    return isinstance(error, RuntimeError) and not isinstance(error, RmcoreError) and "DataLoader" in str(error)
 
 
 def tensor_digests(state: Path) -> dict[str, str]:

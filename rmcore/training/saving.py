@@ -320,7 +320,9 @@ class StateSaver:
                 room = self._copy.get(name)
                 if room is None or room.shape != tensor.shape:
                     self._copy[name] = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        except RuntimeError:  # of torch, where memory cannot be pinned
+        except RuntimeError as error:  # of torch, where memory cannot be pinned
+            if resume.is_of_a_worker(error):
+                raise
             self._copy = {}
             return self._no_room(needed)
         return True

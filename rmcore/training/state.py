@@ -30,6 +30,7 @@ from rmcore.data.tokenized import TokenizedPairs
 from rmcore.data.tokenized_observations import TokenizedObservation, TokenizedObservations
 from rmcore.training.optimizers import NamedState, OptimizerSet
 from rmcore.training.ranks import Ranks
+from rmcore.training.resume import is_of_a_worker
 
 RandomState = dict[str, Tensor]
 MODEL, OPTIMIZER, RANDOM, BEST_REWARDS = "model.", "optimizer.", "random.", "best_rewards"
@@ -121,8 +122,9 @@ def write_together(tensors: Mapping[str, Tensor], folder: Path, ranks: Ranks) ->
     writer = HuggingFaceStorageWriter(str(folder), number_files(plain, ranks.world), save_distributed=True)
     with _checkpoint_errors():
         dcp.save(plain, storage_writer=writer, process_group=ranks.patient)
-    for file in folder.glob("*.safetensors"):
-        file.chmod(0o600)
+    if ranks.is_main:  # it gives the folder its name afterwards, for which it does not wait for the others
+        for file in folder.glob("*.safetensors"):
+            file.chmod(0o600)
 
 
 def number_files(tensors: Mapping[str, Tensor], world: int) -> dict[str, int]:
@@ -143,7 +145,8 @@ def _checkpoint_errors() -> Iterator[None]:
             yield
     except CheckpointException as error:
         first: BaseException = next(iter(error.failures.values()))[0]
-        if not isinstance(first, OSError | RuntimeError | ValueError | AssertionError | SafetensorError):
+        known = isinstance(first, OSError | RuntimeError | ValueError | AssertionError | SafetensorError)
+        if not known or is_of_a_worker(first):
             raise first from error
         raise StoreError(
             f"a part of a resumable state could not be written or read ({first}), most often because the disk is full; "

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from contextlib import suppress
 from threading import current_thread, main_thread
 from types import SimpleNamespace
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.utils.data import DataLoader
 
 from machine import largest_file
 from rmcore.core.errors import StoreError
@@ -104,6 +106,31 @@ def test_a_state_that_failed_ends_no_training_that_has_ended_and_keeps_no_last_o
                 time.sleep(0.01)
     said = capsys.readouterr().err
     assert all(f"warning: the state of step {step} could not be written" in said for step in (1, 3))
+
+
+class Last(dict):
+    """Tensors; as they are taken, a worker of a DataLoader dies and torch tells so, in a handler of SIGCHLD."""
+
+    def items(self):
+        self.worker.kill()
+        for _ in range(6000):
+            time.sleep(0.01)
+        return super().items()
+
+
+@pytest.mark.parametrize("last", [False, True], ids=["as they are copied", "as they are written"])
+def test_the_death_of_a_worker_is_not_told_as_a_disk_or_a_memory_that_is_full(tmp_path, last):
+    tensors, batches = Last({"model.weight": torch.zeros(4)}), iter(DataLoader([1, 2, 3], num_workers=1))
+    [tensors.worker] = batches._workers
+    steps = Steps(tmp_path, tensors)
+    try:
+        with pytest.raises(RuntimeError, match=r"^DataLoader worker"), steps.saver:
+            steps.save(1, last=last)
+    finally:
+        with suppress(RuntimeError):
+            batches._shutdown_workers()
+    assert find_resume_point(tmp_path) is None
+    assert not is_writing(tmp_path)
 
 
 def test_a_training_that_ends_waits_for_its_state_and_one_that_is_left_at_once_does_not(tmp_path, monkeypatch):
