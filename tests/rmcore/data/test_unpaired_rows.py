@@ -8,9 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import source_sample as sample
+from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.readers.sources import load_pairs, write_rejected
+from rmcore.stages.prepare import load_sources
 
 
 def row(pair_id, role, text=None, prompt=None, **extra):
@@ -133,6 +135,15 @@ def test_pairs_in_one_row_that_lack_a_side_are_an_error_on_request_and_other_fau
     with pytest.raises(DataError, match=r"3 pairs are incomplete \(missing chosen: 1, empty rejected: 1") as caught:
         load([good, *faults, *lacking], tmp_path, require_complete_pairs=True)
     assert "without pair_id (row 6), without pair_id (row 7), x9 (row 8)" in str(caught.value)
+
+
+def test_the_setting_reaches_the_reader_of_both_sources(tmp_path):
+    good = write(whole("good"), tmp_path / "good.jsonl")
+    bad = write([*whole("bad"), row("a", "chosen")], tmp_path / "bad.jsonl")
+    assert len(load_sources(DataConfig(source=bad, eval_source=good))) == 2
+    for source, eval_source in ((bad, good), (good, bad)):
+        with pytest.raises(DataError, match="incomplete"):
+            load_sources(DataConfig(source=source, eval_source=eval_source, require_complete_pairs=True))
 
 
 def test_a_limit_keeps_the_first_pairs_of_all_rows(tmp_path):

@@ -120,6 +120,13 @@ def test_other_settings_are_refused_by_name_and_nothing_is_touched(tmp_path, sta
     assert content_of(find_resume_point(tmp_path).state) == state
 
 
+def test_other_pairs_of_the_same_number_are_refused(tmp_path, start, gold_pairs, stopped):
+    stopped(tmp_path, 3)
+    for changes, name in (({"pairs": gold_pairs[50:70]}, "train"), ({"held_out": gold_pairs[50:60]}, "validation")):
+        with pytest.raises(ConfigError, match=rf"pairs\.{name}: '(\d+) pairs, .*' there, '\1 pairs, .*' here"):
+            start(tmp_path, **changes)
+
+
 def test_fields_that_do_not_change_the_weights_may_differ(tmp_path, start, undisturbed, stopped):
     stopped(tmp_path / "stopped", 3)
     more = {"num_workers": 1, "profile_memory": True, "resume_every_seconds": 0}

@@ -8,13 +8,17 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from rmcore.config.model import ModelConfig
+from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
+from rmcore.core.errors import ConfigError
 from rmcore.core.progress import silent
-from rmcore.core.tracking import MemoryTracker
+from rmcore.core.tracking import MemoryTracker, NullTracker
 from rmcore.data.pair import PreferencePair
 from rmcore.data.tokenized_observations import open_observations_tokenized, write_observations_tokenized
 from rmcore.models.attributes import load_attributes, read_attributes
 from rmcore.models.reward_model import BradleyTerryRM
+from rmcore.stages.order import training_of
+from rmcore.stages.train import train_into
 from rmcore.training.loop import Trainer, make_context
 from rmcore.training.material import Material, attach, make_design, read_likelihood
 from rmcore.training.step import accumulate_gradient
@@ -112,6 +116,26 @@ def test_a_training_that_was_stopped_ends_in_the_same_bits(observations_of, tmp_
     assert resumed.run().resumed_from == [4]
     expected = whole.rm.model.state_dict()
     assert all(torch.equal(one, expected[name]) for name, one in resumed.rm.model.state_dict().items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changed", ["pairs.train", "pairs.validation", "likelihood"])
+def test_a_stage_does_not_resume_with_other_pairs_or_another_likelihood(observations_of, tmp_path, changed) -> None:
+    config = PipelineConfig.model_validate({"model": {"name": "tiny-small", "max_seq_len": 96}, "train": TRAIN})
+    settings, other = training_of(config), HELD_OUT[::-1]
+    material = {"observations": observations_of(60, kinds=MIXTURE) if changed == "likelihood" else None}
+
+    def stop(done: int, total: int, text: str) -> None:
+        if (done, total) == (2, TRAIN["steps"]):
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train_into(settings, HELD_OUT, HELD_OUT, tmp_path, NullTracker(), stop, **material)
+    train, validation = (other if changed == f"pairs.{name}" else HELD_OUT for name in ("train", "validation"))
+    if changed == "likelihood":
+        settings = settings.model_copy(update={"attribute_weights": {"safe": 1.0}})
+    with pytest.raises(ConfigError, match=f"{changed}: .* there, .* here"):
+        train_into(settings, train, validation, tmp_path, NullTracker(), silent, **material)
 
 
 @pytest.mark.slow
