@@ -12,6 +12,8 @@ import atexit
 import contextlib
 import os
 import secrets
+import select
+import signal
 import socket
 import subprocess
 import sys
@@ -169,34 +171,44 @@ def end_without_server(advice: str) -> Iterator[None]:
     if _embedded is not None and _embedded.api == api:
         with progress_bar("Prefect"):
             _embedded.wait()
-    ended = threading.Event()
+    # Python writes a byte for every signal that it handles: a process that is asked to end saves first, though its
+    # server, which may be asked at the same time, has ended.
+    asked_to_end, asking = socket.socketpair()
+    asking.setblocking(False)
+    hears_signals = threading.current_thread() is threading.main_thread()
+    before = signal.set_wakeup_fd(asking.fileno(), warn_on_full_buffer=False) if hears_signals else -1
     # The embedded server has answered already; nothing is said of a server that never takes a connection from here: it
     # is reached through a proxy.
     was_there = api_is_embedded()
-    watch = (api, advice, ended, was_there)
+    watch = (api, advice, asked_to_end, was_there)
     threading.Thread(target=_watch, args=watch, name="prefect-watch", daemon=True).start()
     _is_watched = True
     try:
         yield
     finally:
         _is_watched = False
-        ended.set()
+        if hears_signals:
+            signal.set_wakeup_fd(before)
+        asking.close()  # its other end becomes readable, which ends the watch
 
 
-def _watch(api: httpx.URL, advice: str, ended: threading.Event, was_there: bool) -> None:
+def _watch(api: httpx.URL, advice: str, asked_to_end: socket.socket, was_there: bool) -> None:
     """Look whether someone listens at all: a busy server does, and may take its time to answer."""
     port = api.port or (443 if api.scheme == "https" else 80)
     num_refused = 0
-    while num_refused < REFUSALS_OF_A_DEAD_SERVER:
-        try:
-            socket.create_connection((api.host, port), timeout=10).close()
-            num_refused, was_there = 0, True
-        except ConnectionRefusedError:
-            num_refused += was_there
-        except OSError:  # the network's trouble, of which Prefect's client judges by itself
-            pass
-        if ended.wait(WATCH_SECONDS):
-            return
+    with asked_to_end:
+        while num_refused < REFUSALS_OF_A_DEAD_SERVER:
+            try:
+                socket.create_connection((api.host, port), timeout=10).close()
+                num_refused, was_there = 0, True
+            except ConnectionRefusedError:
+                num_refused += was_there
+            except OSError:  # the network's trouble, of which Prefect's client judges by itself
+                pass
+            if select.select([asked_to_end], [], [], WATCH_SECONDS)[0]:
+                while asked_to_end.recv(64):  # until the other end is closed: a later signal must find a reader
+                    pass
+                return
     sys.stdout.flush()
     print(f"error: Prefect's server at {api} has ended during the run. {advice}", file=sys.stderr, flush=True)
     terminate_children()

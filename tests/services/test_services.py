@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -485,6 +486,46 @@ def test_a_server_that_is_reached_through_a_proxy_alone_is_not_taken_for_dead(mo
         for _ in range(2 * prefect_api.REFUSALS_OF_A_DEAD_SERVER):
             assert looked.acquire(timeout=PATIENCE_S)
     assert exits == []
+
+
+ASKED = """
+import os, signal, socket, threading
+from flows import prefect_api
+prefect_api.WATCH_SECONDS = 0.01
+listener = socket.create_server(("127.0.0.1", 0))
+os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{listener.getsockname()[1]}/api"
+signal.signal(signal.SIGTERM, signal.default_int_handler)
+try:
+    with prefect_api.end_without_server("Run again."):
+        [watch] = [thread for thread in threading.enumerate() if thread.name == "prefect-watch"]
+        listener.accept()
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            listener.close()
+            watch.join(1.0)  # a hundred looks, of which three would end this process
+            signal.signal(signal.SIGTERM, lambda *_: None)
+            signal.raise_signal(signal.SIGTERM)
+except KeyboardInterrupt:
+    print("saved")
+"""
+
+
+def test_a_run_that_is_asked_to_end_together_with_its_server_saves_first(home):
+    """SIGTERM to the whole job, as systemd and Slurm send it; a second one is heard in silence."""
+    done = program(ASKED)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "saved\n", "")
+
+
+def test_a_run_may_be_watched_from_a_thread_of_a_users_program(monkeypatch):
+    monkeypatch.setenv("PREFECT_API_URL", f"http://127.0.0.1:{free_ports(1)[0]}/api")
+
+    def run():
+        with prefect_api.end_without_server("Run again."):
+            return "ran"
+
+    with ThreadPoolExecutor() as pool:
+        assert pool.submit(run).result() == "ran"
 
 
 def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm():
