@@ -2,7 +2,7 @@
 
 Prefect's runner sends SIGTERM and calls a run Cancelled only after it has loaded the flow once more, to look for hooks.
 Until then each task that was cut off would log its failure with a traceback, and it would stay red for ever. No signal
-comes where a flow run was deleted: its process looks whether it is there.
+comes where a flow run was deleted, or cancelled though a command started it: its process looks at it.
 """
 
 import logging
@@ -23,7 +23,7 @@ from prefect.logging import get_run_logger
 from prefect.states import Cancelled
 
 from flows.prefect_api import api_is_embedded
-from flows.prefect_client import prefect_at
+from flows.prefect_client import is_of_worker, prefect_at
 from rmcore.core.errors import INTERRUPTED, RmcoreError, ServiceError
 from rmcore.core.processes import terminate_children
 
@@ -33,12 +33,19 @@ DELETED = f"The flow run was deleted in Prefect, which ends it. {KEPT}"
 LOOK_SECONDS = 5.0
 LOOKS = 3
 """How often in a row a server says that there is no such flow run until it counts as deleted."""
+KIND_OF_BLOCK = "secret"
+"""Each database of Prefect gives this kind, which cannot be deleted, a random id of its own."""
 
 
 class _Wanted(logging.Filter):
     """Shows a refusal once, as one sentence, and of a cancelled run only that it was cancelled."""
 
     told: RmcoreError | None = None
+    asked: str | None = None
+    """MESSAGE or DELETED, where this process has seen by itself that a user asks for its end."""
+
+    def is_cancelled(self) -> bool:
+        return get_intent() == "cancel" or self.asked == MESSAGE
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -47,7 +54,7 @@ class _Wanted(logging.Filter):
                 return False  # Prefect logs it of the task, of the flow, and as the process ends
             self.told = error
             record.msg, record.args, record.exc_info = str(error), (), None
-        return get_intent() != "cancel" or record.getMessage() == MESSAGE
+        return not self.is_cancelled() or record.getMessage() == MESSAGE
 
 
 _wanted = _Wanted()
@@ -62,25 +69,25 @@ def ended_on_its_page(run_id: UUID) -> Iterator[None]:
     """
     for name in ("flow_runs", "task_runs"):  # the filter stays: Prefect logs the end of the flow after the block
         logging.getLogger(f"prefect.{name}").addFilter(_wanted)
-    over, deleted = threading.Event(), threading.Event()
+    over, _wanted.asked = threading.Event(), None
     if not api_is_embedded():
-        threading.Thread(target=_look, args=(run_id, over, deleted), name="flow-run-page", daemon=True).start()
+        threading.Thread(target=_look, args=(run_id, over), name="flow-run-page", daemon=True).start()
     try:
         yield
     except TerminationSignal:
-        if deleted.is_set():
-            print(f"error: {DELETED}", file=sys.stderr, flush=True)
-        elif get_intent() == "cancel":
+        if _wanted.is_cancelled():
             get_run_logger().info(MESSAGE)
             with suppress(ServiceError):  # the runner says so later
                 _show_cancelled(run_id)
-        else:
+        elif _wanted.asked is None:
             raise
+        if _wanted.asked is not None:
+            print(f"error: {_wanted.asked}", file=sys.stderr, flush=True)
         terminate_children()
         sys.stdout.flush()
         for handler in logging.getLogger("prefect.flow_runs").handlers:
             handler.flush()  # the last lines are on their way to the page
-        if deleted.is_set():
+        if _wanted.asked is not None:
             os._exit(INTERRUPTED)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # the runner hears by which signal it ended
         os.kill(os.getpid(), signal.SIGTERM)
@@ -88,22 +95,29 @@ def ended_on_its_page(run_id: UUID) -> Iterator[None]:
         over.set()
 
 
-def _look(run_id: UUID, over: threading.Event, deleted: threading.Event) -> None:
-    """Ask this process to end (SIGTERM) once its flow run is deleted."""
-    num_missing = 0
+def _look(run_id: UUID, over: threading.Event) -> None:
+    """Ask this process to end (SIGTERM) once its flow run is deleted, or cancelled where no runner of a worker asks."""
+    database: UUID | None = None
+    asked, num_missing = DELETED, 0
     while num_missing < LOOKS:
-        if over.wait(LOOK_SECONDS):
-            return
         try:
             with prefect_at(os.environ["PREFECT_API_URL"]) as client:
-                client.read_flow_run(run_id)
-            num_missing = 0
-        except ObjectNotFound:
-            num_missing += 1
+                try:
+                    state = client.read_flow_run(run_id).state
+                    if state is not None and state.is_cancelling() and not is_of_worker():
+                        asked = MESSAGE
+                        break
+                    num_missing, database = 0, database or client.read_block_type_by_slug(KIND_OF_BLOCK).id
+                except ObjectNotFound:  # also of another home's server there, or of a proxy
+                    is_same = client.read_block_type_by_slug(KIND_OF_BLOCK).id == database
+                    num_missing = num_missing + 1 if is_same else 0
         except (ServiceError, PrefectException):  # it is away or busy, of which `end_without_server` judges
             num_missing = 0
-    deleted.set()
-    os.kill(os.getpid(), signal.SIGTERM)
+        if over.wait(LOOK_SECONDS):
+            return
+    if not over.is_set():
+        _wanted.asked = asked
+        os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _show_cancelled(run_id: UUID) -> None:

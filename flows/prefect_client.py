@@ -85,6 +85,12 @@ def claim_run(client: SyncPrefectClient, run_id: UUID) -> None:
     client.update_flow_run_labels(run_id, {OWNER: ":".join(owner[name] for name in OWNER_FIELDS)})
 
 
+def is_of_worker() -> bool:
+    """Whether a worker has started this process for a flow run."""
+    started_as = sys.modules["__main__"].__spec__
+    return started_as is not None and started_as.name == "prefect.engine"
+
+
 @cache
 def claim_loaded_run() -> None:
     """Claim the flow run that a worker started this process for, before Prefect calls it running.
@@ -96,8 +102,7 @@ def claim_loaded_run() -> None:
         Abort: a user has deleted the run meanwhile, or cancelled it, and it is Cancelled now; the engine would fail
             with a traceback, and a cancelled run be shown as Cancelling for ever.
     """
-    started_as = sys.modules["__main__"].__spec__
-    if started_as is None or started_as.name != "prefect.engine":
+    if not is_of_worker():
         return
     run_id = UUID(sys.argv[1] if len(sys.argv) > 1 else os.environ["PREFECT__FLOW_RUN_ID"])
     with suppress(ServiceError), prefect_at(None) as client:  # it is tried again when the flow begins

@@ -8,8 +8,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from uuid import uuid4
 
 import pytest
-from prefect.client.schemas.objects import FlowRun
-from prefect.states import Running
+from prefect.client.schemas.objects import BlockType, FlowRun
+from prefect.states import Cancelling, Running
 
 from flows import cancellation, deploy, prefect_client
 from machine import wait_for
@@ -20,10 +20,13 @@ from tasks.local_services import CELLS_POOL, WORK_POOL
 
 @pytest.fixture
 def server():
-    """Answers with the statuses of `server.statuses` in turn, the last one again and again."""
+    """Answers with the statuses of `server.statuses` in turn, the last one again and again; `others`, by its path."""
 
     class Answer(BaseHTTPRequestHandler):
         def do_GET(self):
+            if self.path in served.others:
+                self.say(200, served.others[self.path])
+                return
             self.say(served.statuses.pop(0) if len(served.statuses) > 1 else served.statuses[0], served.body)
             served.asked.append(self.path)
 
@@ -42,7 +45,7 @@ def server():
             pass
 
     with HTTPServer(("127.0.0.1", 0), Answer) as served:
-        served.api, served.asked = f"http://127.0.0.1:{served.server_port}/api", []
+        served.api, served.asked, served.others = f"http://127.0.0.1:{served.server_port}/api", [], {}
         pool = {"id": str(uuid4()), "name": WORK_POOL, "type": "process", "base_job_template": deploy.JOB_TEMPLATE}
         served.body = json.dumps(pool).encode()
         thread = threading.Thread(target=served.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
@@ -95,26 +98,69 @@ RUN = FlowRun(
 )
 
 
-@pytest.mark.parametrize(
-    ("statuses", "ends"),
-    [([404], True), ([404, 404, 500] * 20, False), ([401], False)],
-    ids=["gone", "not well", "login"],
-)
-def test_a_flow_run_that_its_server_has_no_more_ends_its_process_once(server, monkeypatch, statuses, ends):
+KIND = "/api/block_types/slug/secret"
+
+
+def database():
+    """What a server says that has a database of its own."""
+    return BlockType(id=uuid4(), name="Secret", slug="secret").model_dump_json().encode()
+
+
+@pytest.fixture
+def looked_at(server, monkeypatch):
+    """A process that looks at its flow run, once it has seen it: gives the server, and all signals that it gets."""
     monkeypatch.setattr(cancellation, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(cancellation._wanted, "asked", None)
     monkeypatch.setenv("PREFECT_API_URL", server.api)
-    server.statuses, server.body = statuses, MISSING
-    signals, over, deleted = [], threading.Event(), threading.Event()
+    server.statuses, server.body, server.others[KIND] = [200], RUN.model_dump_json().encode(), database()
+    signals, over = [], threading.Event()
     before = signal.signal(signal.SIGTERM, lambda number, frame: signals.append(number))
-    looking = threading.Thread(target=cancellation._look, args=(RUN.id, over, deleted))
+    looking = threading.Thread(target=cancellation._look, args=(RUN.id, over))
     looking.start()
     try:
-        wait_for(lambda: signals or len(server.asked) > 3 * cancellation.LOOKS)
+        wait_for(lambda: len(server.asked) > cancellation.LOOKS)
+        yield server, signals
     finally:
         over.set()
         looking.join()
         signal.signal(signal.SIGTERM, before)
-    assert (len(signals), deleted.is_set()) == (ends, ends)
+
+
+def look_on(server, signals):
+    """Until the process is asked to end, or has looked more often than it ever needs to."""
+    begun = len(server.asked)
+    wait_for(lambda: signals or len(server.asked) > begun + 3 * cancellation.LOOKS)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "after", "ends"),
+    [
+        ([404], "the same", True),
+        ([404, 404, 500] * 20, "the same", False),
+        ([401], "the same", False),
+        ([404], "another database", False),
+        ([404], "another program", False),
+    ],
+)
+def test_a_flow_run_that_its_database_has_no_more_ends_its_process_once(looked_at, statuses, after, ends):
+    server, signals = looked_at
+    if after == "another database":
+        server.others[KIND] = database()
+    elif after == "another program":
+        del server.others[KIND]
+    server.statuses = statuses
+    look_on(server, signals)
+    assert (len(signals), cancellation._wanted.asked) == (ends, cancellation.DELETED if ends else None)
+
+
+@pytest.mark.parametrize("of_worker", [False, True])
+def test_a_flow_run_that_is_cancelled_ends_the_command_that_started_it(looked_at, monkeypatch, of_worker):
+    """The runner of a worker ends what that has started."""
+    server, signals = looked_at
+    monkeypatch.setattr(cancellation, "is_of_worker", lambda: of_worker)
+    server.body = RUN.model_copy(update={"state": Cancelling()}).model_dump_json().encode()
+    look_on(server, signals)
+    assert (len(signals), cancellation._wanted.asked) == ((0, None) if of_worker else (1, cancellation.MESSAGE))
 
 
 def test_a_run_that_is_deleted_while_the_dead_ones_are_looked_for_is_skipped(server):

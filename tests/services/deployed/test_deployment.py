@@ -6,6 +6,8 @@ import os
 import re
 import signal
 import stat
+import subprocess
+import sys
 
 import httpx
 import psutil
@@ -235,6 +237,31 @@ def test_a_refusal_is_one_sentence_on_the_page_of_its_run(services, tmp_path):
     lines = services.logs(run["id"])
     assert len([line for line in lines if words in line and not line.startswith("Finished in state")]) == 1
     assert not [line for line in lines if "Traceback" in line]
+
+
+@pytest.mark.night
+def test_a_run_that_a_command_started_is_cancelled_through_prefect(services):
+    """Nothing but the command itself runs it, so the command looks at its state."""
+    words = ["run", "--preset", "smoke", "--set", "study=by-command", "--set", "train.steps=5000"]
+    command = [sys.executable, "-c", "from flows.cli import main; main()", *words]
+    with subprocess.Popen(command, env=services.environment, stderr=subprocess.PIPE, text=True) as started:
+
+        def trained():
+            runs = [run for run in services.flow_runs() if owners(run) == [started.pid]]
+            return runs if lines(services) > before + 2 else None
+
+        before = lines(services)
+        [run] = services.wait_for(trained)
+        place = f"{services.api}/flow_runs/{run['id']}"
+        services.http.post(f"{place}/set_state", json={"state": {"type": "CANCELLING"}}).raise_for_status()
+        _, said = started.communicate(timeout=PATIENCE_S)
+    assert (started.returncode, said.splitlines()[-1]) == (130, f"error: {MESSAGE}")
+    assert "Traceback" not in said
+    ended = services.http.get(place).json()
+    assert (ended["state_type"], ended["state"]["message"]) == ("CANCELLED", MESSAGE)
+    assert MESSAGE in services.logs(run["id"])
+    [tracked] = services.mlflow_runs("by-command")
+    assert tracked["info"]["status"] == "KILLED"
 
 
 @pytest.mark.parametrize(
