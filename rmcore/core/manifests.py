@@ -111,7 +111,17 @@ def require_format(root: Path) -> None:
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Read the manifest in `folder`; None if it is missing, unreadable or not what was written."""
     found = read_object(folder / MANIFEST)
-    return found if is_whole(found) else None
+    return found if is_manifest(found) else None
+
+
+def is_manifest(found: Any) -> TypeGuard[dict[str, Any]]:
+    """Whether this is what was written as an artifact's manifest: any program can seal something else."""
+    if not is_whole(found) or not isinstance(found.get("files"), dict):
+        return False
+    return all(isinstance(found.get(name), str) for name in ("stage", "key", "digest")) and all(
+        isinstance(one, dict) and isinstance(one.get("sha256"), str) and isinstance(one.get("size"), int)
+        for one in found["files"].values()
+    )
 
 
 def write_manifest(folder: Path, manifest: Mapping[str, Any], times: Mapping[str, int]) -> None:

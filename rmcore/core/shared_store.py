@@ -25,7 +25,7 @@ from typing import Any
 
 from rmcore.core.errors import StoreError
 from rmcore.core.files import parse_object
-from rmcore.core.manifests import Entry, is_whole
+from rmcore.core.manifests import Entry, is_manifest
 from rmcore.core.object_store import CHUNK, ObjectStore
 from rmcore.core.store import Store
 
@@ -56,8 +56,12 @@ class SharedStore:
         if found is None:
             return None
         record = parse_object(found) or {}
-        manifest = record.get("manifest")
-        if not is_whole(manifest) or (manifest["stage"], manifest["key"]) != (stage, key):
+        manifest, name = record.get("manifest"), record.get("name")
+        if (
+            not is_manifest(manifest)
+            or (manifest["stage"], manifest["key"]) != (stage, key)
+            or not isinstance(name, str)
+        ):
             raise StoreError(f"{self.url}/{place} is not what was written; remove it, and the artifact is made again.")
         return record
 

@@ -350,6 +350,8 @@ class Store:
         removed, in_use, unusable, seen = list[Entry](), list[Entry](), list[Path](), dict[str, int]()
         with self.lock("garbage"):
             for entry in self.entries():
+                if read_manifest(entry.path) is None:
+                    continue
                 seen[entry.stage] = seen.get(entry.stage, 0) + 1
                 if seen[entry.stage] > keep:
                     (removed if self._remove(entry.path) else in_use).append(entry)

@@ -13,7 +13,7 @@ import pytest
 
 from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError, StoreError
-from rmcore.core.manifests import make_key
+from rmcore.core.manifests import make_key, with_self_digest
 from rmcore.core.shared_store import SharedStore, saved_files
 from rmcore.core.store import Store
 from s3_server import make_bucket, s3_environment, s3_server
@@ -302,7 +302,9 @@ def test_a_manifest_that_was_changed_is_refused(url, tmp_path):
     shared.push(store, "prepare", KEY)
     place = f"manifests/prepare/{KEY}.json"
     record = json.loads(shared.objects.read(place))
-    for damage in (record | {"manifest": record["manifest"] | {"digest": "0" * 64}}, record | {"manifest": [1]}, {}):
+    sealed = [with_self_digest(record["manifest"] | change) for change in ({"key": None}, {"files": ["pairs.txt"]})]
+    changed = (record["manifest"] | {"digest": "0" * 64}, [1], {}, *sealed, with_self_digest({}))
+    for damage in ({}, record | {"name": 1}, *(record | {"manifest": manifest} for manifest in changed)):
         shared.objects.write(place, json.dumps(damage).encode())
         with pytest.raises(StoreError, match=f"{KEY}.json is not what was written"):
             shared.pull(Store(tmp_path / "b"), "prepare", KEY)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import StoreError
 from rmcore.core.files import file_digest
-from rmcore.core.manifests import MANIFEST, SEAL, TIMES, canonical_json, make_key
+from rmcore.core.manifests import MANIFEST, SEAL, TIMES, canonical_json, make_key, with_self_digest
 from rmcore.core.store import LEASES, UNFINISHED, Store, explain
 
 JSON = st.recursive(
@@ -83,6 +83,9 @@ HARMS = {
     "not finite": (MANIFEST, changed(lambda manifest: manifest | {"inputs": {"lr": float("nan")}})),
     "a file less": (MANIFEST, changed(lambda manifest: manifest["files"].pop("model.txt") and manifest)),
     "no seal": (MANIFEST, changed(lambda manifest: manifest.pop(SEAL) and manifest)),
+    "no key": (MANIFEST, changed(lambda manifest: with_self_digest(manifest.pop("key") and manifest))),
+    "a list of files": (MANIFEST, changed(lambda manifest: with_self_digest(manifest | {"files": ["model.txt"]}))),
+    "no size": (MANIFEST, changed(lambda manifest: with_self_digest(manifest | {"files": {"model.txt": {}}}))),
 }
 
 
@@ -263,6 +266,14 @@ def test_garbage_collection_removes_what_can_no_longer_be_used(store):
     assert store.collect_garbage(keep=9) == ([], [], [folder])
     assert store.find("train", key) is None
     assert not list((store.root / UNFINISHED).iterdir())
+
+
+def test_a_damaged_artifact_is_none_of_those_that_garbage_collection_keeps(store):
+    old, new = (publish(Store(store.root), {"lr": lr}) for lr in (1, 2))
+    damaged = store.find("train", new)
+    changed(lambda manifest: manifest | {"wall_seconds": 9})(damaged / MANIFEST)
+    assert store.collect_garbage(keep=1) == ([], [], [damaged])
+    assert store.status("train", old).state == "valid"
 
 
 def test_an_ambiguous_or_unknown_key_is_refused(store):
