@@ -147,6 +147,8 @@ def up(
         running = running_services(home())
         used = [service.process.environ().get(DATABASE_VARIABLE) for service in running.values()][:1]
         chosen = database or os.environ.get(DATABASE_VARIABLE) or next(iter(used), None)
+        if chosen is not None:
+            require_address(chosen)  # before a message has it
         if used and used != [chosen]:
             raise ServiceError(
                 f"the services of {home()} keep their records in {used[0] or 'SQLite'}, and {chosen} is requested: run "
@@ -158,7 +160,6 @@ def up(
                 "PostgreSQL database with --database, too."
             )
         if chosen is not None:
-            require_address(chosen)
             make_schemas(chosen)
         with _Starter(home(), running, root or project_root(), host, chosen, tell) as starter:
             urls = {

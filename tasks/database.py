@@ -5,6 +5,7 @@ password, because it is in the environment of every service: PostgreSQL's client
 PGPASSWORD, which both drivers read.
 """
 
+from contextlib import suppress
 from urllib.parse import parse_qs, urlsplit
 
 from rmcore.core.errors import ConfigError, ServiceError
@@ -21,13 +22,17 @@ def require_address(address: str) -> None:
     Raises:
         ConfigError: it is none, or holds a password.
     """
-    url = urlsplit(address)
-    if url.scheme != "postgresql" or not url.path.strip("/"):
+    url = None
+    with suppress(ValueError):  # whose message may hold a part of a password
+        url = urlsplit(address)
+    if url is None or url.scheme != "postgresql" or not url.path.strip("/"):
         raise ConfigError(
             "--database is no address of a PostgreSQL database: write postgresql://USER@HOST/DATABASE, or leave it out "
             "for files of this home."
         )
-    if url.password is not None or "password" in parse_qs(url.query):
+    # A password with "/", "?" or "#" ends the part with the login, and the "@" after it is in one of the others.
+    has_login_elsewhere = "@" in url.path + url.query + url.fragment
+    if url.password is not None or has_login_elsewhere or any("password" in name for name in parse_qs(url.query)):
         raise ConfigError(
             "--database holds a password, which the environment of every service would show; leave it out: it is taken "
             "from ~/.pgpass or from PGPASSWORD."
@@ -59,7 +64,7 @@ def make_schemas(address: str) -> None:
 
     Raises:
         ConfigError: the driver is not installed.
-        ServiceError: the database does not answer, refuses the login, or lets this user make no schema.
+        ServiceError: the database does not answer, refuses the login, lets this user make no schema, or is not UTF-8.
     """
     require_extra("psycopg2", "cluster", "PostgreSQL")
     import psycopg2
@@ -68,6 +73,13 @@ def make_schemas(address: str) -> None:
         connection = psycopg2.connect(address, connect_timeout=10)
         try:
             with connection, connection.cursor() as cursor:
+                cursor.execute("SHOW server_encoding")
+                [encoding] = cursor.fetchone()
+                if encoding != "UTF8":
+                    raise ServiceError(
+                        f"the database {address} keeps texts as {encoding}, which has no place for most letters: make "
+                        "one with createdb --encoding UTF8 --template template0."
+                    )
                 for schema in (PREFECT_SCHEMA, MLFLOW_SCHEMA):
                     cursor.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
         finally:
