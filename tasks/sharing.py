@@ -101,14 +101,14 @@ def pushed(shared: SharedStore, store: Store, stage: Stage, tell: Callable[[str]
 
 
 def share_all(store: Store, refs: Mapping[str, ArtifactRef]) -> None:
-    """Push what the shared store has not: whose upload failed, or that this machine had before.
+    """Push what the shared store has not: whose upload failed, that this machine had before, or that was removed.
 
     Raises:
         StoreError: it could not be shared.
     """
     shared = named_store()
     for name, ref in refs.items():
-        if shared.find(name, ref.key) is None:
+        if not shared.has(name, ref.key):
             shared.push(store, name, ref.key)
 
 

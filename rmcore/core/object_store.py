@@ -8,7 +8,7 @@ import hashlib
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -106,12 +106,12 @@ class ObjectStore:
         marks = ("size", "last_modified", "e_tag", "version")
         return {one["path"]: " ".join(str(one.get(mark)) for mark in marks) for one in found}
 
-    def has(self, place: str) -> bool:
-        """Return whether there is an object at that place."""
+    def written(self, place: str) -> datetime | None:
+        """Return when the object at that place was written; None where there is none."""
         with self.errors(), suppress(FileNotFoundError):
-            self._objects.head(place)
-            return True
-        return False
+            found: datetime = self._objects.head(place)["last_modified"]
+            return found
+        return None
 
     def fetch(self, place: str, target: Path) -> str:
         """Write an object to a file; gives the digest of what came, which is that of nothing where there is none."""

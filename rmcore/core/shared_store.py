@@ -9,7 +9,8 @@
 Blobs go first and the manifest last, so a machine that dies between leaves nothing that any other sees. Of two
 machines that computed the same the first one's manifest stays, and the other one takes its bytes: what runs downstream,
 anywhere, reads the same. So no machine reserves a stage: one that is computed twice costs time and changes nothing.
-An artifact whose blobs are gone is computed again, so a bucket's own rule may remove what is old.
+An artifact whose blobs are gone is computed again, or sent again by a machine that has it, so a bucket's own rule may
+remove blobs, manifests and states that are old; what is written of a new one is new, also where the content was there.
 """
 
 import hashlib
@@ -18,6 +19,7 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from datetime import UTC, datetime, timedelta
 from glob import glob
 from itertools import chain
 from pathlib import Path
@@ -31,6 +33,8 @@ from rmcore.core.store import Store
 
 TRANSFERS = 8
 """Files that are sent or fetched side by side."""
+RENEWED_AFTER = timedelta(days=1)
+"""An object that is older is written again when something new needs it: the bucket may be about to remove it."""
 
 
 class SharedStore:
@@ -65,6 +69,16 @@ class SharedStore:
             raise StoreError(f"{self.url}/{place} is not what was written; remove it, and the artifact is made again.")
         return record
 
+    def has(self, stage: str, key: str) -> bool:
+        """Return whether an artifact is committed and all of its files are there."""
+        record = self.find(stage, key)
+        return record is not None and self._has_files(record["manifest"])
+
+    def _has_files(self, manifest: Mapping[str, Any]) -> bool:
+        places = [f"blobs/{entry['sha256']}" for entry in manifest["files"].values()]
+        with ThreadPoolExecutor(TRANSFERS) as pool:
+            return None not in pool.map(self.objects.written, places)
+
     def pull(self, local: Store, stage: str, key: str) -> bool:
         """Make an artifact that is committed here one of `local`, checked against its digests; False: there is none.
 
@@ -96,13 +110,16 @@ class SharedStore:
         if folder is None or manifest is None:
             raise StoreError(f"no {stage} artifact {key} in {local.root} to share; this is a defect, report it.")
         self._upload({name: entry["sha256"] for name, entry in manifest["files"].items()}, folder)
+        place = f"manifests/{stage}/{key}.json"
         record = json.dumps({"name": folder.name, "manifest": manifest, "made_by": self.owner}).encode()
-        is_committed = self.objects.create(f"manifests/{stage}/{key}.json", record)
+        is_committed = self.objects.create(place, record)
         if (
             not is_committed
         ):  # nearly always the same outcome: only logs or times differ, and ours is being read perhaps
             committed = self.find(stage, key)
             is_committed = committed is not None and committed["manifest"]["digest"] == manifest["digest"]
+            if committed is not None and is_committed and not self._has_files(committed["manifest"]):
+                self.objects.write(place, record)  # its logs are gone, and ours are there
         if is_committed:
             self._drop_state(stage, key)
             return True
@@ -113,7 +130,7 @@ class SharedStore:
         return False
 
     def push_all(self, local: Store) -> Iterator[tuple[Entry, bool]]:
-        """Commit every artifact of `local` that is not committed here; gives each, and whether it was kept.
+        """Commit every artifact of `local` that is not here, or not all of it; gives each, and whether it was kept.
 
         Where another machine has committed another outcome, nothing is exchanged: what was made of ours depends on it.
         """
@@ -122,7 +139,10 @@ class SharedStore:
                 if local.status(entry.stage, entry.key).state != "valid":
                     continue
                 committed = self.find(entry.stage, entry.key)
-                is_committed = committed is None and self.push(local, entry.stage, entry.key)
+                is_lacking = committed is None or (
+                    committed["manifest"]["digest"] == entry.digest and not self._has_files(committed["manifest"])
+                )
+                is_committed = is_lacking and self.push(local, entry.stage, entry.key)
             if is_committed or committed is None or committed["manifest"]["digest"] != entry.digest:
                 yield entry, is_committed
 
@@ -191,9 +211,13 @@ class SharedStore:
         found = self.objects.read(f"registrations/{name}")
         return record if found is None else found
 
+    def _is_new(self, place: str) -> bool:
+        written = self.objects.written(place)
+        return written is not None and datetime.now(UTC) - written < RENEWED_AFTER
+
     def _upload(self, digests: Mapping[str, str], folder: Path) -> None:
         def send(name: str, digest: str) -> None:
-            if not self.objects.has(f"blobs/{digest}"):
+            if not self._is_new(f"blobs/{digest}"):
                 self.objects.write(f"blobs/{digest}", folder / name)
 
         with ThreadPoolExecutor(TRANSFERS) as pool:
@@ -207,7 +231,7 @@ class SharedStore:
             while chunk := source.read(min(CHUNK, end - source.tell())):
                 digest.update(chunk)
             place = f"{folder}/{digest.hexdigest()}"
-            if not self.objects.has(place):
+            if not self._is_new(place):
                 source.seek(0)
                 self.objects.write(place, iter(lambda: source.read(min(CHUNK, end - source.tell())), b""))
         return digest.hexdigest()

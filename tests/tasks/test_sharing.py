@@ -21,7 +21,7 @@ from rmcore.core.store import Store
 from rmcore.stages.order import stage_of
 from tasks.device import Wait
 from tasks.execution import execute
-from tasks.sharing import SHARED_VARIABLE, shared_store
+from tasks.sharing import SHARED_VARIABLE, share_all, shared_store
 
 pytest.importorskip("obstore")
 pytestmark = pytest.mark.slow
@@ -54,6 +54,13 @@ def test_a_second_home_takes_what_the_first_computed(shared, tmp_path):
     assert Path(second[0].path).is_relative_to(tmp_path / "b")
     assert Store(tmp_path / "b").status("prepare", second[0].key).state == "valid"
     assert any(line.startswith(f"prepare taken from {shared.url} in ") for line in told)
+
+
+def test_a_cell_shares_again_what_a_rule_removed_from_the_store(shared, tmp_path):
+    ref, _ = prepared(tmp_path / "a")
+    shared.objects.delete(shared.objects.list("blobs/")[0])
+    share_all(Store(tmp_path / "a"), {"prepare": ref})
+    assert shared.pull(Store(tmp_path / "b"), "prepare", ref.key)
 
 
 def test_two_homes_that_compute_the_same_at_the_same_time_end_with_the_bytes_of_one(shared, tmp_path):

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -49,13 +50,13 @@ def opened(url):
     return SharedStore(url, OWNER)
 
 
-def made(folder, content):
+def made(folder, content, log="{}"):
     """A home with one artifact."""
     store = Store(folder)
     with store.publish("prepare", "mine seed 0", INPUTS, outcome=("*.txt",)) as out:
         (out / "pairs.txt").write_text(content)
         (out / "deep").mkdir()
-        (out / "deep" / "log.json").write_text("{}")
+        (out / "deep" / "log.json").write_text(log)
     return store
 
 
@@ -147,6 +148,41 @@ def test_an_artifact_whose_blob_is_damaged_is_not_taken_and_can_be_committed_aga
     assert second.status("prepare", KEY).state == "missing"
     assert shared.push(first, "prepare", KEY)
     assert shared.pull(second, "prepare", KEY)
+
+
+def older(folder, days):
+    for blob in (folder / "blobs").iterdir():
+        os.utime(blob, (time.time() - days * 86400,) * 2)
+
+
+def test_a_rule_that_removes_old_blobs_takes_none_of_an_artifact_that_was_pushed_since(tmp_path):
+    """Two artifacts hold files of the same content, such as a tokenizer."""
+    shared, folder = opened(f"file://{tmp_path}/shared"), tmp_path / "shared"
+    shared.push(made(tmp_path / "a", "ours"), "prepare", KEY)
+    older(folder, 29)
+    store, inputs = Store(tmp_path / "b"), {"seed": 1}
+    with store.publish("prepare", "mine seed 1", inputs, outcome=("*.txt",)) as out:
+        (out / "pairs.txt").write_text("other pairs")
+        (out / "log.json").write_text("{}")
+    shared.push(store, "prepare", make_key(inputs))
+    for blob in (folder / "blobs").iterdir():
+        if time.time() - blob.stat().st_mtime > 28 * 86400:
+            blob.unlink()
+    assert shared.pull(Store(tmp_path / "c"), "prepare", make_key(inputs))
+    assert not shared.pull(Store(tmp_path / "c"), "prepare", KEY)
+
+
+@pytest.mark.parametrize("lost", ["pairs.txt", "deep/log.json"])
+def test_the_machine_that_has_an_artifact_sends_what_a_rule_removed_of_it(tmp_path, lost):
+    """Also where the files that are no outcome are its own, and those of the first commit are gone."""
+    shared = opened(f"file://{tmp_path}/shared")
+    store, other = made(tmp_path / "a", "ours"), made(tmp_path / "b", "ours", log='{"took": 2}')
+    shared.push(store, "prepare", KEY)
+    shared.objects.delete("blobs/" + store.manifest("prepare", KEY)["files"][lost]["sha256"])
+    assert [(entry.key, is_committed) for entry, is_committed in shared.push_all(other)] == [(KEY, True)]
+    assert list(shared.push_all(other)) == list(shared.push_all(store)) == []
+    assert shared.pull(taken := Store(tmp_path / "c"), "prepare", KEY)
+    assert taken.ref("prepare", KEY).digest == store.ref("prepare", KEY).digest
 
 
 def test_a_name_that_leaves_the_artifact_is_not_written(tmp_path):
