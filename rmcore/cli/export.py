@@ -63,7 +63,7 @@ def export(
 
     Adapters are merged in; tokenizer, rendering and a seal are next to the weights, which are safetensors, and rewards
     are compared. The card says what was shown of the model with intervals, its verdict, what it must not be used for,
-    and one reward to check. `hf upload OWNER/NAME FOLDER` publishes both.
+    and one reward to check. `hf upload OWNER/NAME FOLDER --private` uploads both.
 
     Example: rm-opt export --checkpoint out/best --out shared --evidence metrics.json --license apache-2.0
     """
