@@ -10,7 +10,6 @@ import torch
 import transformers as hf
 
 from rmcore.config.model import LoraSettings, ModelConfig
-from rmcore.data import chat_template
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.trained import load_renderer
 
@@ -30,18 +29,16 @@ FIRST, SECOND = "EAST-14", "WEST+12"
 
 @pytest.fixture
 def go_to(monkeypatch):
-    """Makes it the day of a zone, here and where templates are rendered."""
+    """Makes it the day of a zone."""
 
     def go(zone):
         monkeypatch.setenv("TZ", zone)
         time.tzset()
-        chat_template._process.forget()
 
     go(FIRST)
     yield go
     monkeypatch.undo()
     time.tzset()
-    chat_template._process.forget()
 
 
 def with_template(tiny_folder, folder, template):
