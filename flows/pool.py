@@ -1,9 +1,9 @@
 """Cells of a matrix on other machines: each is a flow run in a work pool, which workers there take from.
 
 The process of the matrix starts the runs, watches them, and takes the artifacts of a finished cell from the shared
-store. A cell whose worker ended or died is started again, at most five times. Names of attempts are the same in every
-run of a matrix, so one that was killed finds its cells running, or done. A worker computes a cell's stages, which reach
-all machines through the shared store, and tracks nothing.
+store. A cell whose worker ended or died is started again, as long as attempts last, else at most five times. Names of
+attempts are the same in every run of a matrix, so one that was killed finds its cells running, or done. A worker
+computes a cell's stages, which reach all machines through the shared store, and tracks nothing.
 """
 
 import time
@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field
+from datetime import timedelta
 from functools import partial
 from typing import Any
 from uuid import UUID
@@ -24,7 +25,7 @@ from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import ObjectNotFound, TerminationSignal
-from prefect.states import Cancelled, Cancelling
+from prefect.states import Cancelled, Cancelling, Crashed
 from pydantic import BaseModel, ConfigDict
 
 from flows.console import say, shown_while_waiting
@@ -42,12 +43,16 @@ from rmcore.stages.stage import Stage
 from rmcore.stages.stages import STAGES
 from rmcore.study.plan import Cell, CellPlan
 from tasks.local_services import CELLS_POOL
-from tasks.sharing import SHARED_VARIABLE, named_store, share_all
+from tasks.sharing import named_store, share_all
 from tasks.stages import StageRun, run_stage
 
 DEPLOYMENT = "cell/worker-cell"
 MOST_RESTARTS = 5
-"""Times that a cell is started again whose worker ended or died; one that kills more has a reason of its own."""
+"""Times in a row that a cell is started again whose worker ended or died; one that kills more has its own reason."""
+LASTING = timedelta(minutes=10)
+"""An attempt that ran for longer is not counted: it has saved states, from which the next one continues."""
+START_SECONDS = 180.0
+"""How long a worker may take to start a run that it has claimed; one that ended meanwhile says nothing."""
 POLL_SECONDS = 2.0
 PATIENCE_SECONDS = 120.0
 """Without a server for so long, and with nothing heard of the cells, the matrix ends; the cells go on."""
@@ -159,6 +164,8 @@ class _Watched:
     attempt: int
     run: UUID
     restarts: int = 0
+    claimed: float | None = None
+    """When a worker was first seen to have claimed it, as long as it has not started it."""
     state: str = "SCHEDULED"
 
 
@@ -271,14 +278,22 @@ class PoolRunner:
 
     def _judge(self, client: SyncPrefectClient, one: _Watched, run: FlowRun | None) -> tuple[bool, str | None]:
         """Whether a cell's run is over, and what it failed with; one that crashed is started again."""
-        state = None if run is None else run.state
-        if state is None:
+        if run is None or run.state is None:
             return True, "its flow run was deleted"
+        state = run.state
         one.state = state.type.value
+        if state.is_pending():
+            one.claimed = time.monotonic() if one.claimed is None else one.claimed
+            if time.monotonic() - one.claimed > START_SECONDS:
+                client.set_flow_run_state(one.run, Crashed(message="its worker did not start it"), force=True)
+            return False, None
+        one.claimed = None
         if state.is_completed():
             return True, None
         if not state.is_crashed():
             return state.is_final(), _why(state)
+        if run.total_run_time > LASTING:
+            one.restarts = 0
         if one.restarts == MOST_RESTARTS:
             return True, f"its worker ended {MOST_RESTARTS + 1} times: {_why(state)}"
         one.attempt, one.run = self._start(client, one.plan, one.attempt + 1)
@@ -313,7 +328,7 @@ def _find_deployment(client: SyncPrefectClient) -> UUID:
         return client.read_deployment_by_name(DEPLOYMENT).id
     except ObjectNotFound as error:
         raise ServiceError(
-            f"Prefect has no deployment {DEPLOYMENT}: run `rm-opt up` of this version once, with {SHARED_VARIABLE} set."
+            f"Prefect has no deployment {DEPLOYMENT}: run `rm-opt up` of this version there once."
         ) from error
 
 
