@@ -11,6 +11,8 @@ import os
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
+from rmcore.core.errors import ConfigError
+
 
 class Denial(NamedTuple):
     """Why a request is not answered: an HTTP status and a sentence."""
@@ -44,10 +46,34 @@ def misaddressed(
 
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+SCHEMES = ("http", "https", "socks5", "socks5h")
+"""Proxies that httpx speaks to; it refuses to make any client, even one of loopback, where another kind is set."""
 
 
 def keep_direct(hosts: Iterable[str] = ()) -> None:
-    """Let no client of this process and its children use a proxy for loopback, or for these addresses of ours."""
+    """Let no client of this process and its children use a proxy for loopback, or for these addresses of ours.
+
+    Raises:
+        ConfigError: as `require_usable_proxies`.
+    """
+    require_usable_proxies()
     for variable in ("NO_PROXY", "no_proxy"):
         kept = [host for host in map(str.strip, os.environ.get(variable, "").split(",")) if host]
         os.environ[variable] = ",".join(dict.fromkeys([*kept, *LOOPBACK, *hosts]))
+
+
+def require_usable_proxies() -> None:
+    """Check the environment's proxies before a client is made.
+
+    Raises:
+        ConfigError: one is set that HTTP clients cannot use.
+    """
+    for name in ("http_proxy", "https_proxy", "all_proxy"):
+        for variable in (name, name.upper()):
+            scheme, colon, _ = os.environ.get(variable, "").partition("://")
+            if colon and scheme.lower() not in SCHEMES:
+                raise ConfigError(
+                    f"{variable} names a proxy of the kind {scheme!r}, which HTTP clients of Python cannot use, so "
+                    f"that none could be made: set it to an address of {', '.join(SCHEMES)} (most socks:// proxies are "
+                    "socks5://), or unset it. Requests to this machine use no proxy."
+                )

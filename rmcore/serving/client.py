@@ -30,7 +30,7 @@ import httpx
 from pydantic import ValidationError
 
 from rmcore.core.errors import ConfigError, NotReadyError, RequestError, RmcoreError, ServingError
-from rmcore.core.web import LOOPBACK
+from rmcore.core.web import LOOPBACK, require_usable_proxies
 from rmcore.serving.token_file import checked_token, find_token
 from rmcore.serving.types import (
     MAX_ROWS,
@@ -76,7 +76,7 @@ class RewardClient:
         attempts: most tries of one request whose connection fails, and most rounds until a list is of one version.
 
     Raises:
-        ConfigError: an argument cannot be used.
+        ConfigError: an argument cannot be used, or the environment names a proxy that HTTP clients cannot use.
         ServingError: a token is kept for this address, and cannot be read.
     """
 
@@ -96,6 +96,8 @@ class RewardClient:
         if not 1 <= batch_size <= MAX_ROWS:
             raise ConfigError(f"batch_size={batch_size} is not in 1 to {MAX_ROWS}, the rows one request may have.")
         self.address, host = _checked_address(address)
+        if host not in LOOPBACK:
+            require_usable_proxies()
         token = find_token(self.address) if token is None else token
         self._timeout_s = timeout_s
         self._attempts = attempts

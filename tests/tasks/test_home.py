@@ -18,6 +18,7 @@ from rmcore.core.errors import ConfigError
 from rmcore.core.manifests import FORMAT_FILE
 from rmcore.core.store import Store
 from rmcore.core.web import keep_direct
+from rmcore.serving.client import RewardClient
 from tasks.home import HOME_FOLDERS, default_tracking_uri, home, make_home
 from tasks.mlflow_client import alone_with
 
@@ -172,6 +173,16 @@ def test_no_client_asks_a_proxy_for_loopback(tmp_path, kind):
         with pytest.raises(BlockingIOError):
             proxy.accept()
     assert done.stdout == "asked all\n" * 2, done.stderr
+
+
+@pytest.mark.parametrize("kind", ["socks", "socks4", "ftp"])
+@pytest.mark.parametrize("variable", ["http_proxy", "HTTPS_PROXY", "ALL_PROXY"])
+def test_a_proxy_that_no_client_can_use_is_named_before_any_is_made(monkeypatch, variable, kind):
+    monkeypatch.setenv(variable, f"{kind}://user:secret@proxy:1080")
+    for make in (keep_direct, lambda: RewardClient("http://10.0.0.5:8000")):
+        with pytest.raises(ConfigError, match=f"{variable} names a proxy of the kind '{kind}'") as refused:
+            make()
+        assert "secret" not in str(refused.value)
 
 
 def test_what_is_direct_already_stays_so(monkeypatch):
