@@ -76,8 +76,14 @@ def test_two_homes_that_compute_the_same_at_the_same_time_end_with_the_bytes_of_
 
 def test_what_was_committed_while_the_device_was_waited_for_is_taken(shared, tmp_path):
     made = []
-    waited = Wait(on_end=lambda: made.append(prepared(tmp_path / "a")[0]))
-    found, here = prepared(tmp_path / "b", before=pytest.fail, wait=waited)
+
+    class Waited(Wait):
+        def __setattr__(self, name, reason):
+            if reason is str and getattr(self, "reason", str) is not str:
+                made.append(prepared(tmp_path / "a")[0])
+            super().__setattr__(name, reason)
+
+    found, here = prepared(tmp_path / "b", before=pytest.fail, wait=Waited())
     assert (found.digest, here) == (made[0].digest, False)
 
 
