@@ -126,7 +126,7 @@ class Handler(BaseHTTPRequestHandler):
 
 def main() -> None:
     place, _, _, pipe, _, folder, *flags = sys.argv[1:]
-    threading.Thread(target=end_with_starter, args=(int(pipe),), daemon=True).start()
+    end_with_starter(int(pipe))
     socket, limit = (flags[flags.index(name) + 1] for name in ("--uds", "--max-model-len"))
     is_generator = "generate" in flags
     Server(Path(place), Path() if is_generator else Path(folder), socket, int(limit)).serve_forever()

@@ -329,25 +329,29 @@ os.close(reading)
 program.wait()
 """
 ENDLESS = """
-import subprocess, sys, threading, time, signal
+import os, signal, subprocess, sys, time
 from rmcore.serving import vllm_start
+vllm_start.ENDING_SECONDS = 0.1
+vllm_start.end_with_starter(int(sys.argv[1]))
 deaf = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
 with subprocess.Popen([sys.executable, "-c", deaf], stdout=subprocess.PIPE) as child:
     child.stdout.readline()
-    vllm_start.ENDING_SECONDS = 0.1
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    vllm_start.end_with_starter(int(sys.argv[1]))
+    signal.signal(signal.SIGTERM, ON_SIGTERM)
+    print("ready", flush=True)
+    time.sleep(600)
 """
 
 
-def test_nothing_is_left_of_a_vllm_whose_starter_was_killed():
-    """Nor of an engine below it; here neither hears SIGTERM."""
-    starter = subprocess.Popen([sys.executable, "-c", STARTER, ENDLESS])
-    wait_for(lambda: len(psutil.Process(starter.pid).children(recursive=True)) == 2)
-    below = psutil.Process(starter.pid).children(recursive=True)
-    starter.kill()
-    starter.wait()
-    wait_for(lambda: not any(map(runs, below)))
+@pytest.mark.parametrize("on_sigterm", ["signal.SIG_IGN", "lambda *_: os._exit(0)"])
+def test_nothing_is_left_of_a_vllm_whose_starter_was_killed(on_sigterm):
+    """Nor of an engine below it that does not hear SIGTERM, whether vLLM itself ends at that or not."""
+    program = ENDLESS.replace("ON_SIGTERM", on_sigterm)
+    with subprocess.Popen([sys.executable, "-c", STARTER, program], stdout=subprocess.PIPE) as starter:
+        assert starter.stdout.readline() == b"ready\n"
+        below = psutil.Process(starter.pid).children(recursive=True)
+        assert len(below) == 3
+        starter.kill()
+        wait_for(lambda: not any(map(runs, below)))
 
 
 def test_a_vllm_script_means_the_python_next_to_it(tmp_path):
