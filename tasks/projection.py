@@ -148,7 +148,7 @@ class MlflowRun:
             for path, stage in record.folders.items():
                 yield path, stage, partial(self._send_folder, Path(path))
             for curves in record.curves:
-                yield curves, _complete_lines(Path(curves)), partial(self._add_curves, Path(curves))
+                yield curves, _lines_so_far(Path(curves), record), partial(self._add_curves, Path(curves))
             for path, folder in record.files.items():
                 yield path, folder, partial(self._send_file, Path(path))
             numbers = plain_table(self._numbers) if self._numbers else None
@@ -295,6 +295,13 @@ def _complete_lines(path: Path) -> list[bytes]:
     with suppress(FileNotFoundError):
         return path.read_bytes().split(b"\n")[:-1]
     return []
+
+
+def _lines_so_far(path: Path, record: RunRecord) -> list[bytes] | None:
+    """The same; None where they cannot be read at this look, and the run will have another one."""
+    with suppress(*(OSError,) if record.status is None else ()):
+        return _complete_lines(path)
+    return None
 
 
 def is_whole(run: "Run", record: RunRecord) -> bool:

@@ -112,6 +112,23 @@ def test_followed_lines_are_sent_once_though_the_folder_moves(home, artifact, tm
     assert_complete(connect(os.environ["MLFLOW_TRACKING_URI"]), artifact)
 
 
+def test_lines_that_cannot_be_read_at_one_look_are_sent_by_the_next_one(home, tmp_path, caplog):
+    """As a network file system fails for a moment; here a folder has the file's name."""
+    path = tmp_path / METRICS_FILE
+    path.mkdir()
+    with start() as tracker:
+        with tracker.follow(path):
+            tracker._update().result()
+            assert not tracker.pending
+            path.rmdir()
+            write_steps(path, range(2))
+        tracker._update().result()
+        assert not tracker.pending
+    client = connect(os.environ["MLFLOW_TRACKING_URI"])
+    assert history(client, only_run(client).info.run_id, "train/loss") == [(0, 1.0), (1, 0.5)]
+    assert not caplog.records
+
+
 def test_a_running_stages_lines_are_sent_while_it_runs_without_one_that_is_half_written(home, tmp_path, monkeypatch):
     monkeypatch.setattr(tracking, "FOLLOW_SECONDS", 0.001)
     path, client = tmp_path / METRICS_FILE, connect(os.environ["MLFLOW_TRACKING_URI"])
