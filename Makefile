@@ -91,7 +91,7 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed; name one: make PYTHON=python3.12")'
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@echo "installing into $(VENV) (2 GB, some minutes)"
-	@$(call pinned,$(VENV),constraints.txt,^(nvidia-|cuda-|triton==))
+	@$(call pinned,$(VENV),constraints.txt,^(nvidia-[^m]|cuda-|triton==))
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-index --no-deps --no-build-isolation -e .
 	@touch $(STAMP)
 

@@ -218,7 +218,7 @@ class MlflowRun:
         self._sent["params"], self._sent_tags = True, self._sent_tags | tags
 
     def watch_machine(self) -> None:
-        """Send numbers of the machine as `system/…`, which MLflow shows on a page of their own, until the end.
+        """Send numbers of the machine and its GPUs as `system/…`, which MLflow shows on a page of their own.
 
         They begin after the run's first number: MLflow's comparison of runs opens on the metric that was sent first.
         """
@@ -226,8 +226,9 @@ class MlflowRun:
             return
         from mlflow.system_metrics.system_metrics_monitor import SystemMetricsMonitor
 
-        # Its thread ends at the first failure; an outage is told once, by the tracker.
-        logging.getLogger(SystemMetricsMonitor.__module__).setLevel(logging.CRITICAL)
+        # Its thread ends at the first failure; an outage is told once, by the tracker. A GPU that cannot tell one of
+        # its numbers would say so every ten seconds.
+        logging.getLogger("mlflow.system_metrics").setLevel(logging.CRITICAL)
         self._monitor = SystemMetricsMonitor(self.run_id, tracking_uri=self.tracking_uri)
         self._monitor.start()
 

@@ -34,9 +34,9 @@ CACHED_RUN = ["rmcore.stages.order", "rmcore.core.store", "rmcore.reporting.html
 TRAINING = ["rmcore.training.loop", "rmcore.models.reward_model", "rmcore.models.lora", "rmcore.training.saving"]
 ON_A_TRAINING_NODE = {
     *("torch", "transformers", "peft", "pydantic", "safetensors", "huggingface-hub"),
-    *("numpy", "pandas", "pyarrow", "scipy", "psutil", "pyyaml", "jinja2"),
+    *("numpy", "pandas", "pyarrow", "scipy", "psutil", "pyyaml", "jinja2", "nvidia-ml-py"),
 }
-"""Of the packages that an installation has. accelerate, which transformers imports, and jinja2, which torch imports."""
+"""Of the packages that an installation has. jinja2 and nvidia-ml-py are imported by torch."""
 
 
 def hard_dependencies():

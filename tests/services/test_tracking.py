@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -340,8 +341,29 @@ def test_a_run_is_described_and_its_links_lead_to_its_own_files(home):
     assert tracker.url.endswith(f"/runs/{run.info.run_id}?workflowType=machine_learning")
 
 
-def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, server, monkeypatch, caplog):
+def pretend_gpu(monkeypatch):
+    """One GPU that does not tell its power, as parts of one (MIG) do not."""
+    import pynvml
+
+    def no_power(gpu):
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+    told = {
+        "DeviceGetCount": 1,
+        "DeviceGetHandleByIndex": "gpu",
+        "DeviceGetMemoryInfo": SimpleNamespace(used=1, total=2),
+    }
+    told |= {"Init": None, "DeviceGetUtilizationRates": SimpleNamespace(gpu=70)}
+    for name, value in told.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", lambda *_, value=value: value)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", no_power)
+
+
+@pytest.mark.parametrize("gpu", [False, True])
+def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, server, monkeypatch, caplog, gpu):
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "0.2")
+    if gpu:
+        pretend_gpu(monkeypatch)
     client = connect(server.url)
 
     def wait_for_load(tracker):
@@ -351,6 +373,9 @@ def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, s
         tracker.tell(is_watched=True)
         tracker.tell(numbers={"train/loss": 0.5})
         wait_for_load(tracker)
+        assert client.get_run(tracker.run_id).data.metrics.get("system/gpu_0_utilization_percentage") == (
+            70 if gpu else None
+        )
     assert only_run(client).info.status == "FINISHED"
     assert [thread.name for thread in threading.enumerate() if thread.name == "SystemMetricsMonitor"] == []
 
