@@ -53,7 +53,7 @@ mutants: $(STAMP) ## Show that the tests notice small wrong changes.
 fuzz: $(STAMP) ## Try wrong files by the thousand; findings are kept in build/fuzz.
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py
 
-# Every change that publishing, sharing, saving and judging make on disk fails once: some minutes, Linux with a C compiler.
+# Every change that publishing, sharing and saving make on disk fails once: some minutes, Linux with a C compiler.
 faults: $(STAMP) ## Fail each write once, and see that nothing is lost; findings are kept in build/fuzz.
 	@OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --only faults
 

@@ -279,6 +279,53 @@ class Push(Scenario):
         return [[_stored(mine, stage), shared.find(stage, _key(stage))["manifest"]["digest"]] for stage in INPUTS]
 
 
+class State(Scenario):
+    """A training saves a state, and its checkpoint gives way to a better one."""
+
+    def begin(self, place: Path) -> None:
+        for step in (1, 2):
+            (place / f"step_{step}").mkdir()
+            (place / f"step_{step}" / "model.bin").write_bytes(bytes([step]) * 5_000)
+        self._save(place, 1)
+
+    def _save(self, place: Path, step: int) -> None:
+        import torch
+
+        from rmcore.training.resume import new_state
+        from rmcore.training.saving import copy_checkpoint, repair_interrupted
+        from rmcore.training.state import write_alone
+
+        repair_interrupted(place)
+        copy_checkpoint(place / f"step_{step}", place / "best")
+        with new_state(place, step, {"num_rows": step}, [place / "best"]) as (folder, digests):
+            digests.update(write_alone({"model.weight": torch.full((300,), float(step))}, folder))
+
+    def act(self, place: Path) -> None:
+        self._save(place, 2)
+
+    def kept(self, place: Path) -> None:
+        from rmcore.training.saving import repair_interrupted
+
+        repair_interrupted(place)  # as every training begins
+        assert self._found(place)[0] in (1, 2)
+
+    def _found(self, place: Path) -> Any:
+        from safetensors.torch import load_file
+
+        from rmcore.training.resume import find_resume_point
+
+        point = find_resume_point(place)
+        assert point is not None
+        kept = (point.state / "checkpoints" / "best" / "model.bin").read_bytes()
+        _expect(kept, bytes([point.step]) * 5_000)
+        best = (place / "best" / "model.bin").read_bytes()
+        _expect(best, *(bytes([step]) * 5_000 for step in (1, 2)))
+        return [point.step, best[0], load_file(next(point.state.glob("*.safetensors")))["model.weight"].tolist()]
+
+    def result(self, place: Path) -> Any:
+        return self._found(place)
+
+
 class Run(Scenario):
     """A small run as a whole: pairs are prepared, a model is trained and evaluated; a state is saved at every step."""
 
@@ -328,4 +375,4 @@ def _run_stage(stage: Any, out: Path, *_: Any) -> None:
     run_stage(stage, out)
 
 
-SCENARIOS: dict[str, type[Scenario]] = {one.__name__.lower(): one for one in (Publish, Push, Run)}
+SCENARIOS: dict[str, type[Scenario]] = {one.__name__.lower(): one for one in (Publish, Push, State, Run)}

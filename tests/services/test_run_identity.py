@@ -12,7 +12,7 @@ from mlflow.entities import ViewType
 
 from rmcore.core.processes import HOST, this_process
 from rmcore.core.tracking import METRICS_FILE
-from tasks import mlflow_client
+from tasks import mlflow_client, projection
 from tasks.mlflow_client import connect
 from tasks.projection import MISSING_TAG, PARENT_TAG, MlflowRun, sync_pending
 from tasks.run_record import read_record, unsynced_folder
@@ -267,6 +267,42 @@ def test_after_an_outage_parents_are_sent_first_and_one_that_comes_later_finds_i
     for name in ("muon seed 1", "muon seed 2", "muon seed 3"):
         assert found[name].data.tags[PARENT_TAG] == found["matrix"].info.run_id
         assert complete(found[name])
+
+
+def test_a_file_that_was_gone_at_the_sync_is_sent_by_the_next_start(home, monkeypatch, artifact, tmp_path):
+    database = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
+    with cell() as tracker:
+        tell(tracker, artifact)
+    away = artifact.rename(tmp_path / "away")
+    sync_pending(home, database)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    assert "train/loss" not in runs()["muon seed 2"].data.metrics
+    away.rename(artifact)
+    with cell() as tracker:
+        tell(tracker, artifact)
+    run = only()
+    assert complete(run)
+    first = points(run)
+    with cell() as tracker:
+        tracker.tell(numbers={"eval/gap": 0.9})
+    assert points(runs()["muon seed 2"]) == first
+
+
+def test_a_second_start_during_an_outage_does_not_cost_what_the_first_one_wrote(home, monkeypatch, artifact):
+    database = os.environ["MLFLOW_TRACKING_URI"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
+    with cell() as tracker:
+        tell(tracker, artifact)
+    interrupted = cell()
+    interrupted.tell(numbers={"eval/gap": 0.1})
+    interrupted._thread.shutdown()  # as if its process had been killed here: no end is written
+    assert len(list(unsynced_folder(home).glob("*.json"))) == 2
+    assert sync_pending(home, database) == ["muon seed 2"]  # the other one is running
+    monkeypatch.setattr(projection, "has_died", lambda owner: True)
+    assert sync_pending(home, database) == ["muon seed 2"]
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    assert complete(only())
 
 
 def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(home, server, artifact, caplog):
