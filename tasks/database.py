@@ -6,7 +6,7 @@ PGPASSWORD, which both drivers read.
 """
 
 from contextlib import suppress
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.extras import require_extra
@@ -32,7 +32,7 @@ def require_address(address: str) -> None:
         )
     # A password with "/", "?" or "#" ends the part with the login, and the "@" after it is in one of the others.
     has_login_elsewhere = "@" in url.path + url.query + url.fragment
-    if url.password is not None or has_login_elsewhere or any("password" in name for name in parse_qs(url.query)):
+    if url.password is not None or has_login_elsewhere or "password" in url.query.lower():
         raise ConfigError(
             "--database holds a password, which the environment of every service would show; leave it out: it is taken "
             "from ~/.pgpass or from PGPASSWORD."

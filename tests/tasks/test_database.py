@@ -45,7 +45,7 @@ def test_what_is_no_database_of_postgresql_is_refused(address):
     [
         *("postgresql://me:secret@host/runs", "postgresql://me:sec@re:secret@h/r", "postgresql://h/d?password=secret"),
         *("postgresql://me:p/secret@127.0.0.1/runs", "postgresql://me:p/a?secret@h/d", "postgresql://me:p/#secret@h/d"),
-        *("postgresql://me:se[cret@h/d", "postgresql://me:secret@[::1/d", "postgresql://h/d?sslpassword=secret"),
+        *("postgresql://me:se[cret@h/d", "postgresql://me:secret@[::1/d", "postgresql://h/d?sslPassword=secret"),
     ],
 )
 def test_a_password_is_refused_and_not_repeated(address, monkeypatch, tmp_path):
