@@ -130,6 +130,7 @@ class RunningVllm:
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
         self._thread.start()
         self._starting = asyncio.run_coroutine_threadsafe(vllm.start(folder), self._loop)
+        self._work: asyncio.Task[Any] | None = None
 
     def wait_started(self) -> None:
         """Wait until vLLM answers; other calls do so by themselves.
@@ -164,7 +165,12 @@ class RunningVllm:
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do `work` in its event loop and wait for it."""
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+
+        async def known() -> Result:
+            self._work = asyncio.current_task()
+            return await work
+
+        future = asyncio.run_coroutine_threadsafe(known(), self._loop)
         try:
             return future.result()
         except BaseException:  # Ctrl-C too: nothing continues behind a call that has ended
@@ -173,9 +179,16 @@ class RunningVllm:
 
     def close(self) -> None:
         """End vLLM."""
+
+        async def end() -> None:
+            if self._work is not None:  # Ctrl-C may end a call before that has the future of its work
+                self._work.cancel()
+                await asyncio.wait([self._work])
+            await self.vllm.stop()
+
         if self._loop.is_running():
             self._starting.cancel()
-            self.run(self.vllm.stop())
+            asyncio.run_coroutine_threadsafe(end(), self._loop).result()
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
             self._loop.close()
