@@ -300,9 +300,12 @@ def _complete_lines(path: Path) -> list[bytes]:
 
 def _lines_so_far(path: Path, record: RunRecord) -> list[bytes] | None:
     """The same; None where they cannot be read at this look, and the run will have another one."""
-    with suppress(*(OSError,) if record.status is None else ()):
+    try:
         return _complete_lines(path)
-    return None
+    except OSError:
+        if record.status is not None:
+            raise
+        return None
 
 
 def is_whole(run: "Run", record: RunRecord) -> bool:

@@ -20,7 +20,7 @@ def require_extra(module: str, extra: str, wanted_by: str) -> None:
     if importlib.util.find_spec(module) is None:
         how = ["-e", f"{ROOT}[{extra}]"]  # a clone
         if not (ROOT / "pyproject.toml").is_file():
-            # Where a wheel came from, if not from an index, is noted beside it (PEP 610).
+            # Where a wheel came from, if not from an index, is noted next to it (PEP 610).
             origin = json.loads(distribution("rm-optimizer").read_text("direct_url.json") or "{}")
             control = f"{origin['vcs_info']['vcs']}+" if "vcs_info" in origin else ""
             how = [f"rm-optimizer[{extra}]" + (f" @ {control}{origin['url']}" if origin else "")]

@@ -95,7 +95,7 @@ class ObjectStore:
                 self._objects.delete(place)
 
     def list(self, prefix: str) -> list[str]:
-        """List what lies under a prefix."""
+        """List what is stored under a prefix."""
         with self.errors():
             return [one["path"] for part in self._objects.list(prefix) for one in part]
 

@@ -169,7 +169,7 @@ class SharedStore:
         exchange begins when all of it is here.
 
         Raises:
-            StoreError: what lies there is no state, or names a file outside of the folder.
+            StoreError: what is stored there is no state, or names a file outside of the folder.
         """
         place = f"states/{stage}/{key}"
         found = self.objects.read(f"{place}.json")

@@ -166,7 +166,7 @@ def _judgeable(config: PipelineConfig, policy: PolicyConfig) -> _Judgeable:
 
 
 def reach_of(optimized: Mapping[str, Any], optimizer: str) -> float | None:
-    """Nats that judged samples reach, by the record of the stage overoptimization; None where nobody judged them."""
+    """Nats that judged samples reach, by the record of the stage overoptimization; None where they were not judged."""
     ends = (curve["points"][-1]["kl"] for curve in optimized.get("curves", ()) if curve["method"] == optimizer)
     return next(ends, None)
 

@@ -163,7 +163,7 @@ class ServedModel:
     async def _update(self, update: WeightUpdate) -> VersionInfo:
         async with self._changing:  # until its own end and not its caller's
             old = self._weights
-            over = {update.folder, old.folder.name}  # of both, nobody asks again for the one that is not served then
+            over = {update.folder, old.folder.name}  # the one of both that is not served then is not requested again
             try:
                 await self._exchange_for(update, old)
             except NotReadyError:

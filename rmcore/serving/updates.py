@@ -2,7 +2,7 @@
 
     weights/
         served-000001/    linked from a checkpoint
-        update-3f1c.../   written by a trainer: the served folder, those of its files that hold what travelled anew
+        update-3f1c.../   written by a trainer: the served folder, with new files for what travelled
 
 vLLM always reloads a whole folder, so an update is one: its files have the names and the tensors of the served ones,
 and a file in which nothing travels is a link. `update.json` has the sha256 of each file that is new, and the update's
@@ -266,7 +266,7 @@ def drop_left(weights_folder: Path, served: str = "", over: Collection[str] = ()
     Args:
         weights_folder: of the one server that publishes through it.
         served: name of the folder that is served, if one is.
-        over: names of updates that nobody will request again.
+        over: names of updates that are not requested again.
     """
     given_up = time.time() - WAITING_SECONDS
     try:

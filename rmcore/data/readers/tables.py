@@ -41,7 +41,7 @@ Cells = Sequence[str]
 def csv_records(text: TextIO, path: Path, delimiter: str | None) -> Iterator[RawRecord]:
     """The records of a CSV text below its header, numbered from 1; blank lines are skipped.
 
-    A cell that is a word for nothing is empty. Files that were joined have the header of the second one as a row, and
+    A word for a missing value is an empty cell. Files that were joined have the header of the second one as a row, and
     its order of columns holds from there on. A survey tool (Qualtrics) writes the questions and its own ids below the
     header: two more lines of it, and no rows.
 

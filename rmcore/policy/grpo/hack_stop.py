@@ -204,7 +204,7 @@ class HackStop(TrainerCallback):
 
         Returns:
             JSON-ready: value, the mean difference in the judge's unit, clipped at its limit, or the end of the interval
-            that it lies beyond; interval, 95 %, valid at whatever number of pairs one stops; path, the interval after
+            that it is beyond; interval, 95 %, valid at whatever number of pairs one stops; path, the interval after
             1, 2, ... pairs; differences of the pairs, not clipped; limit, None if they are wins and losses; examples
             (prompt, before, after, difference) of the first pairs.
         """

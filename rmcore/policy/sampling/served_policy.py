@@ -94,7 +94,7 @@ class ServedPolicy:
         try:
             self._running.insist(lambda: self._load(folder, expected), folder)
         except BaseException:
-            self._running.run(self._vllm.kill())  # whatever it has loaded by now, nobody is to draw from it
+            self._running.run(self._vllm.kill())  # whatever it has loaded by now, no sample may come from it
             raise
         former, self._folder = self._folder, folder
         self.version += 1

@@ -20,7 +20,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from safetensors.torch import load_file, save_file
 
 import small_vllm
-from machine import PATIENCE_S, family, wait_for
+from machine import PATIENCE_S, group_leaders, wait_for
 from rmcore.core.errors import ConfigError, NotReadyError, RequestError, ServingError
 from rmcore.core.processes import runs
 from rmcore.serving.served import ServedModel, Weights
@@ -186,8 +186,7 @@ class Exchanges(RuleBasedStateMachine):
             update = asyncio.create_task(self.served.update(published(self.served, 50.0)))
             with await asyncio.to_thread(gate.open, "wb"):  # it has been told to load them
                 gate.unlink()
-                of_it = [one for one, words in family(os.getpid()).items() if str(self.place) in words]
-                [program] = [one for one in of_it if one.pid == os.getpgid(one.pid)]  # not its guard, which follows
+                [program] = group_leaders(str(self.place))
                 program.kill()
                 with pytest.raises(ServingError):
                     await update

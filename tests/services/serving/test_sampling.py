@@ -6,7 +6,7 @@ import os
 import pytest
 
 import small_vllm
-from machine import family
+from machine import family, group_leaders
 from rmcore.core.errors import ServingError
 from rmcore.core.processes import runs
 from rmcore.policy.policy import Policy
@@ -35,9 +35,8 @@ def test_a_vllm_that_dies_is_started_again_and_after_that_the_same_call_goes_on(
         return draw_samples(policy, prompts, settings, out, engine="vllm", device="cpu", **options)
 
     def kill_each_engine_after_its_first_prompt(done, total, text):
-        for engine in engines():
-            # The one that leads its group: a small process of it sees to its end if this test is killed.
-            if done and engine.pid == os.getpgid(engine.pid) and engine.pid not in killed:
+        for engine in group_leaders(str(tmp_path)):
+            if done and engine.pid not in killed:
                 killed.append(engine.pid)
                 engine.kill()
 
