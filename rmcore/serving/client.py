@@ -19,7 +19,6 @@ No request that a server answered is repeated here: a refusal is the server's de
 import asyncio
 import itertools
 import re
-import threading
 import time
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from concurrent.futures import CancelledError
@@ -30,6 +29,7 @@ import httpx
 from pydantic import ValidationError
 
 from rmcore.core.errors import ConfigError, NotReadyError, RequestError, RmcoreError, ServingError
+from rmcore.core.loop_thread import LoopThread
 from rmcore.core.web import LOOPBACK, require_usable_proxies
 from rmcore.serving.token_file import checked_token, find_token
 from rmcore.serving.types import (
@@ -109,10 +109,7 @@ class RewardClient:
             trust_env=host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback
         )
         self._slots = asyncio.Semaphore(max_concurrency)
-        self._loop = asyncio.new_event_loop()
-        # A daemon, so that a program which forgets to close its client can still end.
-        self._thread = threading.Thread(target=self._loop.run_forever, name="reward-client", daemon=True)
-        self._thread.start()
+        self._thread = LoopThread("reward-client")
 
     def __repr__(self) -> str:
         return f"RewardClient({self.address!r})"
@@ -260,19 +257,8 @@ class RewardClient:
 
     def close(self) -> None:
         """Close all connections; calls that other threads wait for fail, and the client cannot be used any more."""
-        if self._loop.is_closed():
-            return
-        self._run(self._end())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _end(self) -> None:
-        calls = asyncio.all_tasks() - {asyncio.current_task()}
-        for call in calls:
-            call.cancel()
-        await asyncio.gather(*calls, return_exceptions=True)
-        await self._http.aclose()
+        if not self._thread.loop.is_closed():
+            self._thread.close(self._http.aclose())
 
     def __enter__(self) -> Self:
         return self
@@ -284,18 +270,15 @@ class RewardClient:
 
     def _run(self, coroutine: Coroutine[Any, Any, Result]) -> Result:
         """Wait for what the loop does; where the wait ends, as by Ctrl-C, so do its requests."""
-        if self._loop.is_closed():
+        if self._thread.loop.is_closed():
             coroutine.close()
             raise ServingError(f"{self} was closed and sends nothing any more; make a new one.")
-        done = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
         try:
-            return done.result()
+            return self._thread.run(coroutine)
         except CancelledError:
             raise ServingError(
                 f"{self} was closed while a call waited for its answer; close it after the last."
             ) from None
-        finally:
-            done.cancel()
 
     async def _exchange(
         self,

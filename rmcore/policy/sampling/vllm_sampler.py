@@ -9,7 +9,6 @@ import contextlib
 import shutil
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any, TypeVar
 import torch
 
 from rmcore.core.errors import ConfigError, NotReadyError, RequestError, ServingError
+from rmcore.core.loop_thread import LoopThread
 from rmcore.core.processes import tail
 from rmcore.policy.policy import Policy
 from rmcore.policy.sampling.sampler import Keep, Sample, SamplingSettings, as_sample, broken_weights, prompt_seed
@@ -125,12 +125,9 @@ class RunningVllm:
 
     def __init__(self, vllm: "VllmGenerator", folder: Path, log: Path) -> None:
         self.vllm, self._log = vllm, log
-        self._loop = asyncio.new_event_loop()
-        self._loop.set_exception_handler(report_unless_harmless)
-        self._thread = threading.Thread(target=self._loop.run_forever, name="vllm", daemon=True)
-        self._thread.start()
-        self._starting = asyncio.run_coroutine_threadsafe(vllm.start(folder), self._loop)
-        self._work: asyncio.Task[Any] | None = None
+        self._thread = LoopThread("vllm")
+        self._thread.loop.set_exception_handler(report_unless_harmless)
+        self._starting = self._thread.begin(vllm.start(folder))
 
     def wait_started(self) -> None:
         """Wait until vLLM answers; other calls do so by themselves.
@@ -160,38 +157,17 @@ class RunningVllm:
                     file=sys.stderr,
                 )
                 self.run(self.vllm.stop())
-                self._starting = asyncio.run_coroutine_threadsafe(self.vllm.start(folder), self._loop)
+                self._starting = self._thread.begin(self.vllm.start(folder))
         raise AssertionError
 
     def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Do `work` in its event loop and wait for it."""
-
-        async def known() -> Result:
-            self._work = asyncio.current_task()
-            return await work
-
-        future = asyncio.run_coroutine_threadsafe(known(), self._loop)
-        try:
-            return future.result()
-        except BaseException:  # Ctrl-C too: nothing continues behind a call that has ended
-            future.cancel()
-            raise
+        return self._thread.run(work)
 
     def close(self) -> None:
         """End vLLM."""
-
-        async def end() -> None:
-            if self._work is not None:  # Ctrl-C may end a call before that has the future of its work
-                self._work.cancel()
-                await asyncio.wait([self._work])
-            await self.vllm.stop()
-
-        if self._loop.is_running():
-            self._starting.cancel()
-            asyncio.run_coroutine_threadsafe(end(), self._loop).result()
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join()
-            self._loop.close()
+        if not self._thread.loop.is_closed():
+            self._thread.close(self.vllm.stop())
 
 
 @dataclass(frozen=True, slots=True)
