@@ -16,7 +16,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-DEFAULT_COUNT = 500
 WORDS = ("tea", "zwölf", "中文", "🙂", *map(chr, b"\"',;\\\t\n<%#{"), "\u2028", "\u200b")
 FEW = 8
 """Characters of one text by which a damage of a byte, or of three, may change it."""
@@ -26,11 +25,9 @@ class SilentDifference(Exception):
     """What was read is not what was written, without a word."""
 
 
-def refused(sentence: str) -> str:
-    """The outcome of a case that ended with an error of ours, which says what is wrong."""
-    if len(sentence) < 20:
-        raise SilentDifference(f"refused without a sentence: {sentence!r}")
-    return "refused"
+def default_count() -> int:
+    """Return how many cases `make fuzz` tries."""
+    return 500
 
 
 def one(draw: random.Random, place: Path) -> str:
@@ -55,7 +52,9 @@ def one(draw: random.Random, place: Path) -> str:
     except DataError as error:
         if not damaged:
             raise SilentDifference(f"{file.name} is whole and refused: {error}") from error
-        return refused(str(error))
+        if len(str(error)) < 20:
+            raise SilentDifference(f"refused without a sentence: {error}") from error
+        return "refused"
     found = [(_text(pair.prompt), str(pair.chosen), str(pair.rejected)) for pair in loaded.pairs]
     if not damaged and found != pairs:
         raise SilentDifference(f"{file.name} is whole, and gives {len(found)} pairs that are not its {len(pairs)}")
@@ -148,17 +147,12 @@ def _damage(content: bytes, draw: random.Random) -> bytes:
     """One damage in one place."""
     spot = draw.randrange(len(content))
     after = {
-        "flip": flipped(content, spot, draw)[spot:],
+        "flip": bytes([content[spot] ^ 1 << draw.randrange(8)]) + content[spot + 1 :],
         "drop": content[spot + draw.randint(1, 3) :],
         "insert": draw.choice((b'"', b"\n", b"\\", b",", b"{", b"}", b"\x00", b"\xff", b"]")) + content[spot:],
         "cut": b"",
     }
     return content[:spot] + after[draw.choice(sorted(after))]
-
-
-def flipped(content: bytes, spot: int, draw: random.Random) -> bytes:
-    """The bytes with one bit of one of them turned; empty ones as they are."""
-    return content and content[:spot] + bytes([content[spot] ^ 1 << draw.randrange(8)]) + content[spot + 1 :]
 
 
 def _text(prompt: object) -> str:

@@ -24,6 +24,12 @@ from typing import Any
 
 from data_files import SilentDifference
 
+from rmcore.core.errors import RmcoreError
+from rmcore.core.files import file_digest, write_json
+from rmcore.core.manifests import make_key
+from rmcore.core.shared_store import SharedStore
+from rmcore.core.store import Store
+
 FAULTS = {"an I/O error": 1, "a full disk": 2, "a kill": 3, "a torn change": 4}
 WHOLE_RUNS = 40
 """Cases of `run`, which take seconds each; of all other scenarios every change meets every fault."""
@@ -81,10 +87,9 @@ def cases() -> list[tuple[str, str, int]]:
     return found
 
 
-def __getattr__(name: str) -> int:
-    if name == "DEFAULT_COUNT":
-        return len(cases())
-    raise AttributeError(name)
+def default_count() -> int:
+    """Return how many cases there are; `make faults` tries each."""
+    return len(cases())
 
 
 @functools.cache
@@ -120,8 +125,6 @@ def _in_child(
     count: Path | None = None,
 ) -> int:
     """Do something in a process of its own; 0, 1 where it was refused, -9 where it was killed, else what it died of."""
-    from rmcore.core.errors import RmcoreError
-
     child = os.fork()
     if child:
         return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -164,11 +167,8 @@ class Scenario:
 INPUTS = {"prepare": {"stage": "prepare", "seed": 7}, "train": {"stage": "train", "seed": 7}}
 
 
-def _publish(store: Any, stage: str, content: str) -> None:
+def _publish(store: Store, stage: str, content: str) -> None:
     """As a pipeline makes an artifact: unless it is there and valid."""
-    from rmcore.core.files import write_json
-    from rmcore.core.manifests import make_key
-
     with store.lock(key := make_key(INPUTS[stage])):
         if store.status(stage, key).state == "valid":
             return
@@ -179,11 +179,8 @@ def _publish(store: Any, stage: str, content: str) -> None:
             write_json(out / "training.json", {"steps": 3})
 
 
-def _stored(store: Any, stage: str) -> dict[str, str] | None:
+def _stored(store: Store, stage: str) -> dict[str, str] | None:
     """Digests of the files of an artifact as they are; None where it is not there, or is known to be damaged."""
-    from rmcore.core.files import file_digest
-    from rmcore.core.manifests import make_key
-
     key = make_key(INPUTS[stage])
     if store.status(stage, key).state != "valid":
         return None
@@ -195,39 +192,36 @@ def _expect(found: Any, *expected: Any) -> None:
     assert found in expected, f"{found} is there, expected was one of {expected}"
 
 
+def _store(place: Path) -> Store:
+    return Store(place / "store")
+
+
 class Publish(Scenario):
     """An artifact is written and published next to another one, in place of a damaged one."""
 
     def begin(self, place: Path) -> None:
-        store = self._store(place)
+        store = _store(place)
         _publish(store, "prepare", "prepare")
         _publish(store, "train", "damaged")
         (store.find("train", _key("train")) / "training.json").write_text("{}")
 
-    def _store(self, place: Path) -> Any:
-        from rmcore.core.store import Store
-
-        return Store(place / "store")
-
     def act(self, place: Path) -> None:
-        _publish(self._store(place), "train", "train")
+        _publish(_store(place), "train", "train")
 
     def kept(self, place: Path) -> None:
-        store, whole = self._store(place), self._store(_template("publish").with_name("whole"))
+        store, whole = _store(place), _store(_template("publish").with_name("whole"))
         _publish(whole, "prepare", "prepare")
         _publish(whole, "train", "train")
         _expect(_stored(store, "prepare"), _stored(whole, "prepare"))
         _expect(_stored(store, "train"), None, _stored(whole, "train"))
 
     def result(self, place: Path) -> Any:
-        store = self._store(place)
+        store = _store(place)
         assert all(damage is None for _, damage in store.verify())
         return [_stored(store, stage) for stage in INPUTS]
 
 
 def _key(stage: str) -> str:
-    from rmcore.core.manifests import make_key
-
     return make_key(INPUTS[stage])
 
 
@@ -242,14 +236,10 @@ class Push(Scenario):
         (place / "shared").mkdir()
         self._shared(place).push(theirs, "train", _key("train"))
 
-    def _stores(self, place: Path) -> list[Any]:
-        from rmcore.core.store import Store
-
+    def _stores(self, place: Path) -> list[Store]:
         return [Store(place / name) for name in ("mine", "theirs")]
 
-    def _shared(self, place: Path) -> Any:
-        from rmcore.core.shared_store import SharedStore
-
+    def _shared(self, place: Path) -> SharedStore:
         return SharedStore(f"file://{place.resolve()}/shared", {"host": "here"})
 
     def act(self, place: Path) -> None:
@@ -261,8 +251,6 @@ class Push(Scenario):
                     shared.push(mine, stage, _key(stage))
 
     def kept(self, place: Path) -> None:
-        from rmcore.core.store import Store
-
         (mine, theirs), elsewhere, shared = self._stores(place), Store(place / "elsewhere"), self._shared(place)
         assert shared.pull(elsewhere, "train", _key("train"))
         _expect(_stored(elsewhere, "train"), _stored(theirs, "train"))
@@ -345,24 +333,19 @@ class Run(Scenario):
             model=ModelConfig(name="tiny", max_seq_len=64),
             train=TrainConfig(**settings, precision="fp32", token_budget=384),
         )
-        store, refs = self._store(place), {}
+        store, refs = _store(place), {}
         for name in ("prepare", "train", "evaluate"):
             call = stage_of(name, config, refs)
             refs[name], _ = execution.execute(store, call, lambda path: nullcontext(), lambda: None)
 
-    def _store(self, place: Path) -> Any:
-        from rmcore.core.store import Store
-
-        return Store(place / "store")
-
     def result(self, place: Path) -> Any:
-        store = self._store(place)
+        store = _store(place)
         assert all(damage is None for _, damage in store.verify())
         return sorted((entry.stage, entry.digest) for entry in store.entries())
 
     def kept(self, place: Path) -> None:
         """Fail where an artifact has another outcome than without a fault, or is torn."""
-        store, whole = self._store(place), dict(json.loads(_template("run").with_suffix(".json").read_text()))
+        store, whole = _store(place), dict(json.loads(_template("run").with_suffix(".json").read_text()))
         assert all(damage is None for _, damage in store.verify())
         for entry in store.entries():
             _expect(entry.digest, whole[entry.stage])

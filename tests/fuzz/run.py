@@ -3,36 +3,30 @@
     python tests/fuzz/run.py [--seed 0] [--only data] [--count 500] [--first 0] [--keep build/fuzz]
 
 Each case is drawn from (kind, seed, number) alone; of the faults of `make faults`, each number is one. It may be
-refused, by an error of ours with a sentence, or give what is right; a finding is any other exception, a case of over a
-minute, or a silent difference, as the module of each kind defines it. A table is printed; the files of each finding are
-kept, with the command that repeats it.
+refused, by an error of ours with a sentence, or give what is right; a finding is any other exception, or a silent
+difference, as the module of each kind defines it. A table is printed; the files of each finding are kept, with the
+command that repeats it. A case that takes over a minute ends the program with its traceback, and its files are kept,
+as are those of a case that ends the process.
 """
 
 import argparse
-import contextlib
+import faulthandler
 import importlib
 import logging
-import multiprocessing
 import os
 import random
 import shutil
 import sys
-import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"data": "data_files", "faults": "faults"}
-"""The module of each kind: `DEFAULT_COUNT`, and `one(draw, place)`, which says how a case ended."""
+"""The module of each kind: `default_count()`, and `one(draw, place)`, which says how a case ended."""
 LIMIT_S = 60.0
-FINDINGS = ("traceback", "hang", "silent")
-COLUMNS = ("cases", "same", "subset", "refused", *FINDINGS, "slowest")
-Outcome = tuple[str, str, float]
-"""How a case ended (one of `COLUMNS`), what is to be said of it, its seconds."""
+COLUMNS = ("cases", "same", "subset", "refused", "silent", "traceback", "slowest")
 
 
 def main() -> int:
@@ -49,10 +43,14 @@ def main() -> int:
     kinds = [chosen.only] if chosen.only else list(KINDS)
     if "faults" in kinds:
         importlib.import_module(KINDS["faults"]).preload()
+    logging.disable()
+    terminal = os.dup(2)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries warn of: a finding is told by its own line
+    faulthandler.enable(file=terminal)
     num_findings = 0
     print(f"{'kind':<12}" + "".join(f"{name:>11}" for name in COLUMNS))
     for kind in kinds:
-        found = _fuzz(kind, chosen)
+        found = _fuzz(kind, chosen, terminal)
         for sentence in found:
             print(f"  {sentence}")
         num_findings += len(found)
@@ -60,77 +58,36 @@ def main() -> int:
     return int(num_findings > 0)
 
 
-def _fuzz(kind: str, chosen: argparse.Namespace) -> list[str]:
+def _fuzz(kind: str, chosen: argparse.Namespace, terminal: int) -> list[str]:
     """Print a kind's line of the table; give its findings."""
-    all_of_them = importlib.import_module(KINDS[kind]).DEFAULT_COUNT
-    count = chosen.count or all_of_them
+    module = importlib.import_module(KINDS[kind])
+    most = module.default_count()  # has imported and made what all cases begin with: that is not the time of a case
+    count = chosen.count or most
     outcomes, findings, slowest = Counter[str](), list[str](), 0.0
-    with tempfile.TemporaryDirectory(prefix="rm-opt-fuzz-") as scratch:
-        for number, (outcome, said, seconds) in _outcomes(kind, chosen.seed, chosen.first, count, Path(scratch)):
-            outcomes[outcome] += 1
-            slowest = max(slowest, seconds)
-            if outcome in FINDINGS:
-                kept = chosen.keep / f"{kind}-{chosen.seed}-{number}"
-                shutil.rmtree(kept, ignore_errors=True)
-                shutil.copytree(Path(scratch) / str(number), kept, symlinks=True)
-                (kept / "finding.txt").write_text(said, encoding="utf-8")
-                again = f"--only {kind} --seed {chosen.seed} --first {number} --count 1"
-                findings.append(f"{outcome}: {said.strip().splitlines()[-1][:300]}\n    {kept}; again: {again}")
-            shutil.rmtree(Path(scratch) / str(number))
-    counts = "".join(f"{outcomes[name]:>11}" for name in COLUMNS[1:-1])
-    print(f"{kind:<12}{count:>11}{counts}{slowest:>9.1f} s")
-    return findings
-
-
-def _outcomes(kind: str, seed: int, first: int, count: int, scratch: Path) -> Iterator[tuple[int, Outcome]]:
-    """Each case's outcome. They run in one process, which is replaced where a case hangs or ends it."""
-    context, number = multiprocessing.get_context("fork"), first
-    while number < first + count:
-        receiving, sending = context.Pipe(duplex=False)
-        worker = context.Process(target=_work, args=(kind, seed, range(number, first + count), scratch, sending))
-        worker.start()
-        sending.close()
-        receiving.recv()
+    for number in range(chosen.first, chosen.first + count):
+        place, began = chosen.keep.resolve() / f"{kind}-{chosen.seed}" / str(number), time.monotonic()
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=terminal)
+        draw, said = random.Random(f"{kind} {chosen.seed} {number}"), ""  # noqa: S311 - to be repeated
         try:
-            while number < first + count:
-                if not receiving.poll(LIMIT_S):
-                    yield number, ("hang", f"{kind} {number} was not over after {LIMIT_S:.0f} s", LIMIT_S)
-                    break
-                try:
-                    yield number, receiving.recv()
-                except EOFError:
-                    worker.join()
-                    yield number, ("traceback", f"the process ended with {worker.exitcode}", 0.0)
-                    break
-                number += 1
-        finally:
-            worker.kill()
-            worker.join()
-        number += 1
-
-
-def _work(kind: str, seed: int, numbers: range, scratch: Path, sending: Connection) -> None:
-    logging.disable()
-    module, silent = importlib.import_module(KINDS[kind]), importlib.import_module("data_files").SilentDifference
-    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries warn of: a finding is told by its own line
-    (scratch / "first").mkdir(exist_ok=True)
-    with contextlib.suppress(Exception):  # imports, and what all cases begin with: not the time of a case
-        module.one(_draw(kind, seed, -1), scratch / "first")
-    sending.send(None)
-    for number in numbers:
-        place, began = scratch / str(number), time.monotonic()
-        place.mkdir(exist_ok=True)
-        try:
-            outcome, said = module.one(_draw(kind, seed, number), place), ""
-        except silent as difference:
+            outcome = module.one(draw, place)
+        except module.SilentDifference as difference:
             outcome, said = "silent", str(difference)
         except Exception:  # noqa: BLE001 - whatever it is, it is a finding
             outcome, said = "traceback", traceback.format_exc()
-        sending.send((outcome, said, time.monotonic() - began))
-
-
-def _draw(kind: str, seed: int, number: int) -> random.Random:
-    return random.Random(f"{kind} {seed} {number}")  # noqa: S311 - to be repeated
+        faulthandler.cancel_dump_traceback_later()
+        outcomes[outcome] += 1
+        slowest = max(slowest, time.monotonic() - began)
+        if not said:
+            shutil.rmtree(place)
+            continue
+        (place / "finding.txt").write_text(said, encoding="utf-8")
+        again = f"--only {kind} --seed {chosen.seed} --first {number} --count 1"
+        findings.append(f"{outcome}: {said.strip().splitlines()[-1][:300]}\n    {place}; again: {again}")
+    counts = "".join(f"{outcomes[name]:>11}" for name in COLUMNS[1:-1])
+    print(f"{kind:<12}{count:>11}{counts}{slowest:>9.1f} s")
+    return findings
 
 
 if __name__ == "__main__":
