@@ -7,6 +7,9 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from rmcore.data.readers.columns import USUAL_COLUMNS
+from rmcore.data.readers.layouts import recognise
+
 ROWS = [
     {
         "prompt": f"Frage {i}: wie heißt,\n„{i}“?",
@@ -26,9 +29,32 @@ ROWS = [
 FORMATS = ["parquet", "json", "jsonl", "csv", "pretty.json", "lines.json"]
 
 
+def pairs_of(row, columns=USUAL_COLUMNS):
+    """The pairs of one record, in the layout that its own columns decide."""
+    layout = recognise(row, columns)
+    return layout.parse(layout.columns.rename(row)).pairs
+
+
+def pair_of(row):
+    """The only pair of a record."""
+    (pair,) = pairs_of(row)
+    return pair
+
+
 def lines(rows, path):
     """Write rows as JSON Lines, in ASCII, which lone surrogates need; gives the path as text."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def put(content, path):
+    """Write a text in UTF-8, bytes as they are, rows as JSON Lines, a table as Parquet; gives the path as text."""
+    if isinstance(content, list):
+        return lines(content, path)
+    if isinstance(content, pa.Table):
+        pq.write_table(content, path)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
     return str(path)
 
 

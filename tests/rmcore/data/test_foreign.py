@@ -19,6 +19,7 @@ from rmcore.data.readers.fields import RowRejected
 from rmcore.data.readers.files import read_file
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.sources import load_pairs
+from source_sample import pair_of, pairs_of
 
 FIXTURES = Path(__file__).with_name("fixtures")
 FRUIT, TOOL, BIRD = "Name a fruit.", "Name a tool.", "Name a bird."
@@ -149,14 +150,12 @@ def test_what_is_not_recognised_comes_with_a_mapping_to_paste():
 def test_a_mapping_wins_over_recognition():
     row = {"prompt": "p", "response_a": "a", "response_b": "b", "winner": "a"}
     columns = ColumnMap(chosen="response_b", rejected="response_a")
-    layout = recognise(row, columns)
-    (pair,) = layout.parse(layout.columns.rename(row)).pairs
-    assert (layout.name, pair.chosen, pair.rejected) == ("plain strings", "b", "a")
+    (pair,) = pairs_of(row, columns)
+    assert (recognise(row, columns).name, pair.chosen, pair.rejected) == ("plain strings", "b", "a")
     row = {"history": "p", "human_ref_A": "a", "human_ref_B": "b", "labels": 1, "question": "q", "context": "c"}
     assert recognise(row).name == "SHP"  # columns that another layout does not read are no two prompts
     row = {"q": "p", "a": "x", "b": "y", "winner": "B"}
-    layout = recognise(row, ColumnMap(prompt="q"))
-    (pair,) = layout.parse(layout.columns.rename(row)).pairs
+    (pair,) = pairs_of(row, ColumnMap(prompt="q"))
     assert (pair.prompt, pair.chosen) == ("p", "y")
 
 
@@ -164,7 +163,7 @@ def test_a_mapping_wins_over_recognition():
 def test_a_further_column_is_metadata_whatever_it_is_called(name):
     row = next(read_file(FIXTURES / name)).fields
     further = {"responses": ["x", "y"]}
-    (plain,), (pair,) = (recognise(one).parse(one).pairs for one in (row, row | further))
+    plain, pair = pair_of(row), pair_of(row | further)
     assert (pair.prompt, pair.chosen, pair.rejected) == (plain.prompt, plain.chosen, plain.rejected)
     assert pair.metadata == plain.metadata | further
 
@@ -173,7 +172,7 @@ def test_a_further_column_is_metadata_whatever_it_is_called(name):
 def test_a_winner_that_means_nothing_costs_its_row(winner):
     row = {"prompt": "p", "answer_1": "a", "answer_2": "b", "winner": winner}
     with pytest.raises(RowRejected, match="winner not understood"):
-        recognise(row).parse(row)
+        pairs_of(row)
 
 
 keys = st.sampled_from(["messages", "role", "content", "response", "Rating", "selected", "value", "rank", "x"])

@@ -21,18 +21,9 @@ from source_sample import lines
 FIXTURES = Path(__file__).with_name("fixtures")
 FRUIT, TOOL, BIRD = "Name a fruit.", "Name a tool.", "Name a bird."
 APPLE, HAMMER = ("An apple.", "A chair."), ("A hammer.", "A cloud.")
-
-ROBIN = ("A robin.", "A wren.")
-TWO_PAIRS_AND_A_TIE = [(FRUIT, APPLE, (1, 2)), (TOOL, HAMMER, (1, 2)), (BIRD, ROBIN, (1, 1))]
 RANKED = {
-    "ultrafeedback.jsonl": [
-        (FRUIT, ("A chair.", "An apple.", "A pear."), (2, 1, 1)), (TOOL, ("A hammer.", "A saw."), (1, 1))
-    ],
-    "ultrafeedback_scores.json": [],
-    "lmarena_winner.jsonl": TWO_PAIRS_AND_A_TIE,
-    "helpsteer2.jsonl": TWO_PAIRS_AND_A_TIE,
+    "lmarena_winner.jsonl": [(FRUIT, APPLE, (1, 2)), (TOOL, HAMMER, (1, 2)), (BIRD, ("A robin.", "A wren."), (1, 1))],
     "argilla_choice.json": [(FRUIT, APPLE, (1, 2), "u1"), (FRUIT, ("A chair.", "An apple."), (1, 1), "u2")],
-    "label_studio.json": [],
     "ranks.jsonl": [
         (FRUIT, APPLE, (1, 2)), (TOOL, ("A hammer.", "A cloud.", "A saw."), (1, 2, 1)),
         (BIRD, ("A robin.", "A stone."), (1, 2)),

@@ -1,5 +1,6 @@
 """Every public layout gives the pair that a reader of it would write down, and every bad row its reason."""
 
+import json
 import math
 import tracemalloc
 
@@ -8,11 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rmcore.data.observation import WEIGHT
-from rmcore.data.pair import Message, PreferencePair, plain_prompt
+from rmcore.data.pair import Message, PreferencePair, plain_prompt, tools_of
 from rmcore.data.readers.columns import ColumnMap
 from rmcore.data.readers.fields import Reason, RowRejected
 from rmcore.data.readers.layouts import recognise
 from rmcore.data.readers.row_pairs import strict_pairs
+from rmcore.data.readers.sources import load_pairs
+from source_sample import lines, pair_of, pairs_of
 
 SYSTEM, HELLO, HI, ASK = (
     Message("system", "Be brief."),
@@ -22,12 +25,6 @@ SYSTEM, HELLO, HI, ASK = (
 )
 
 TRANSCRIPT = "\n\nHuman: Hello\n\nAssistant: Hi!\n\nHuman: Why?\n\nAssistant:"
-
-
-def parse_record(row, columns=None):
-    """The pairs of one record, in the layout that its own columns decide."""
-    columns = columns or ColumnMap()
-    return recognise(row, columns).parse(columns.rename(row)).pairs
 
 
 def turns(*messages):
@@ -64,8 +61,6 @@ SAME = {
     "HH-RLHF of turns": (TALK, {name: f"{TRANSCRIPT} {text}" for name, text in AB.items()}),
     "implicit prompt of turns": (TALK, both(*TALK)),
     "the prompt column is the first turn": (TALK, both(*TALK, prompt="Hello")),
-    "a prompt list that the sides repeat": (TALK, both(*TALK, prompt=turns(*TALK))),
-    "a prompt list that continues in the sides": (TALK, both(HI, ASK, prompt=turns(HELLO))),
     "a prompt list with plain completions": (TALK, {"prompt": turns(*TALK), **AB}),
     "a transcript": (TALK, {"prompt": TRANSCRIPT, **AB}),
     "a transcript as bytes": (TALK, {"prompt": TRANSCRIPT.encode(), **AB}),
@@ -74,16 +69,15 @@ SAME = {
     "the sides' prompt is a transcript": (TALK, both(TOLD)),
     "ranked answers to a transcript": (TALK, {"prompt": TRANSCRIPT, "responses": ["b", "a"], "ranks": [2, 1]}),
     "best answer to a transcript": (TALK, {"prompt": TRANSCRIPT, "responses": ["b", "a"], "best_index": 1}),
+    "a winner": ("Hello", {"prompt": "Hello", "response_a": "b", "response_b": "a", "winner": "b"}),
     "winner's transcript": (TALK, {"prompt": TRANSCRIPT, "response_a": "b", "response_b": "a", "winner": "b"}),
     "SHP's transcript": (TALK, shp(TRANSCRIPT)),
     "the sides repeat the last turn": ((SYSTEM, HELLO), both(HELLO, prompt=turns(SYSTEM, HELLO))),
-    "the sides repeat the last turns": (TALK, both(HI, ASK, prompt=turns(*TALK))),
     "the sides repeat the last turn and go on": ((SYSTEM, *TALK), both(*TALK, prompt=turns(SYSTEM, HELLO))),
     "a system turn before": ((SYSTEM, HELLO), both(SYSTEM, HELLO, prompt=turns(HELLO))),
     "a system turn before, and on": ((SYSTEM, *TALK), both(SYSTEM, *TALK, prompt=turns(HELLO))),
     "a transcript's last turn": (TALK, both(ASK, prompt=TRANSCRIPT)),
     "the sides go on behind a system turn": ((SYSTEM, HELLO), both(HELLO, prompt=turns(SYSTEM))),
-    "the sides go on behind the assistant": (TALK, both(ASK, prompt=turns(HELLO, HI))),
     "the end of the sides' dialogue": (TALK, both(*TALK, prompt=turns(ASK))),
     "a transcript behind a system turn": ((SYSTEM, *TALK), both(prompt=turns(SYSTEM, TOLD))),
     "a transcript that the sides have, too": ((SYSTEM, *TALK), both(SYSTEM, TOLD, prompt=TRANSCRIPT)),
@@ -93,7 +87,23 @@ SAME = {
 
 @pytest.mark.parametrize(("prompt", "record"), SAME.values(), ids=SAME)
 def test_the_same_pair_in_every_layout(prompt, record):
-    assert parse_record(record) == [PreferencePair(prompt, "a", "b")]
+    assert pairs_of(record) == [PreferencePair(prompt, "a", "b")]
+
+
+ASKED = ("plain strings", "implicit prompt", "HH-RLHF", "SHP, A preferred", "ranks", "a winner")
+
+
+@pytest.mark.parametrize("name", ASKED)
+def test_a_system_column_is_a_system_turn_and_tools_are_kept_in_every_layout(tmp_path, name):
+    _, row = SAME[name]
+    with_nan = row | dict.fromkeys(("system", "tools", "images"), math.nan)  # as pandas writes that there are none
+    assert load_pairs(lines([with_nan], tmp_path / "rows.jsonl")).pairs == [pair_of(row)]
+    plain, framed = pair_of(row), pair_of(row | {"system": "Be brief.", "tools": json.dumps([{"name": "weather"}])})
+    assert framed.prompt[1:] == (SYSTEM, HELLO)
+    assert tools_of(framed.prompt) == [{"name": "weather"}]
+    assert (framed.chosen, framed.rejected, framed.metadata) == (plain.chosen, plain.rejected, plain.metadata)
+    assert len({plain.pair_id, framed.pair_id, pair_of(row | {"system": "Be brief."}).pair_id}) == 3
+    assert pair_of(row | {"system": None, "tools": []}).pair_id == plain.pair_id
 
 
 @given(st.lists(st.sampled_from("abc"), min_size=1, max_size=6), st.integers(0, 6), st.integers(0, 6))
@@ -102,7 +112,7 @@ def test_a_dialogue_in_two_overlapping_parts_is_whole_again(contents, first, sec
     whole = tuple(Message("user" if i % 2 == 0 else "assistant", f"{i}{text}") for i, text in enumerate(contents))
     whole = whole if len(whole) % 2 else (*whole, ASK)
     prompt, context = whole[: max(1, first)], whole[min(second, max(1, first)) :]
-    assert parse_record(both(*context, prompt=turns(*prompt))) == [PreferencePair(plain_prompt(whole), "a", "b")]
+    assert pairs_of(both(*context, prompt=turns(*prompt))) == [PreferencePair(plain_prompt(whole), "a", "b")]
 
 
 @pytest.mark.parametrize(
@@ -116,12 +126,12 @@ def test_a_dialogue_in_two_overlapping_parts_is_whole_again(contents, first, sec
     ],
 )
 def test_a_prompt_that_is_no_transcript_up_to_the_assistant_stays_text(text):
-    assert parse_record({"prompt": text, "chosen": "a", "rejected": "b"})[0].prompt == text
+    assert pair_of({"prompt": text, "chosen": "a", "rejected": "b"}).prompt == text
 
 
 def test_a_dialogue_marker_inside_a_line_is_text():
     text = "\n\nHuman: he said\nAssistant: no\n\nAssistant: "
-    (pair,) = parse_record({"chosen": text + "a Human: b", "rejected": text + "b"})
+    pair = pair_of({"chosen": text + "a Human: b", "rejected": text + "b"})
     assert (pair.prompt, pair.chosen) == ("he said\nAssistant: no", "a Human: b")
 
 
@@ -129,7 +139,6 @@ BAD = [
     ({"prompt": " ", "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"prompt": [], "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     ({"prompt": "\n\nHuman: \n\nAssistant:", "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
-    ({"prompt": turns(Message("user", "")), "chosen": "a", "rejected": "b"}, Reason.EMPTY_PROMPT),
     (both(), Reason.EMPTY_PROMPT),
     ({"prompt": "p", "chosen": "\n", "rejected": "b"}, Reason.EMPTY_CHOSEN),
     ({"prompt": "p", "chosen": [], "rejected": "b"}, Reason.EMPTY_CHOSEN),
@@ -163,7 +172,6 @@ BAD = [
     ({"history": "p", "human_ref_A": "a", "human_ref_B": "b", "labels": 1, "score_ratio": 0}, Reason.BAD_MARGIN),
     ({"prompt": "p", "responses": ["a", "b"], "ranks": [1]}, Reason.LENGTHS_DIFFER),
     ({"prompt": "p", "responses": ["a"], "ranks": [1]}, Reason.FEWER_THAN_TWO_ANSWERS),
-    ({"prompt": "p", "responses": ["a", "a"], "ranks": [1, 1]}, Reason.IDENTICAL_SIDES),
     ({"prompt": " ", "responses": ["a", "b"], "ranks": [1, 1]}, Reason.EMPTY_PROMPT),
     ({"prompt": "p", "chosen": "a", "rejected": "b", WEIGHT: 0}, Reason.BAD_WEIGHT),
     ({"prompt": "p", "responses": ["a", "b"], "ranks": [1, 1], WEIGHT: "much"}, Reason.BAD_WEIGHT),
@@ -174,13 +182,17 @@ BAD = [
     ({"prompt": "p", "responses": "ab", "scores": [1, 2]}, Reason.WRONG_TYPE),
     ({"prompt": "p", "responses": ["a", "b"], "scores": [1e308, -1e308]}, Reason.BAD_MARGIN),
     ({"prompt": "p", "responses": ["a", "b"], "ranks": [1, 2], "scores": [1, 2]}, Reason.RANKS_CONTRADICT_SCORES),
+    ({"prompt": turns(SYSTEM, HELLO), **AB, "system": "Be long."}, Reason.TWO_SYSTEM_TEXTS),
+    *(({"prompt": "p", **AB, "tools": tools}, Reason.BAD_TOOLS) for tools in ("w", ["w"], [[]], 5)),
+    ({"prompt": turns(HELLO, Message("tools", "[]")), **AB}, Reason.BAD_TOOLS),
+    ({"prompt": turns(Message("tools", " ")), **AB}, Reason.BAD_TOOLS),
 ]
 
 
 @pytest.mark.parametrize(("record", "reason"), BAD, ids=[f"{reason}-{i}" for i, (_, reason) in enumerate(BAD)])
 def test_a_bad_row_is_refused_with_its_reason(record, reason):
     with pytest.raises(RowRejected) as caught:
-        parse_record(record)
+        pairs_of(record)
     assert caught.value.reason is reason
 
 
@@ -192,7 +204,7 @@ def test_a_row_without_the_prompt_of_its_source_misses_a_value_and_is_not_taken_
 
 def test_shp_strength_is_the_log_of_the_score_ratio():
     record = {"history": "p", "human_ref_A": "a", "human_ref_B": "b", "labels": 0, "score_ratio": 4.0, "domain": "ask"}
-    (pair,) = parse_record(record)
+    pair = pair_of(record)
     assert pair.target_margin == pytest.approx(math.log(4))
     assert pair.metadata == {"score_ratio": 4.0, "domain": "ask"}
 
@@ -223,4 +235,4 @@ def test_thousands_of_ranked_answers_cost_no_more_than_they_give():
 def test_named_columns_come_first_even_where_they_swap_the_usual_ones():
     record = {"q": "p", "chosen": "a", "rejected": "b", "gap": 3}
     columns = ColumnMap(prompt="q", chosen="rejected", rejected="chosen", margin="gap")
-    assert parse_record(record, columns) == [PreferencePair("p", "b", "a", 3.0)]
+    assert pairs_of(record, columns) == [PreferencePair("p", "b", "a", 3.0)]

@@ -96,12 +96,10 @@ def test_a_text_without_the_completion_is_refused(tokenizer, returned):
         renderer.render("p", "the completion")
 
 
-def test_the_record_is_read_back_and_old_records_too(tmp_path, tokenizer):
+def test_the_record_is_read_back_and_one_that_lacks_the_function_is_refused(tmp_path, tokenizer):
     rendering = Rendering("custom", 64, "my.module:render")
     rendering.save(tmp_path)
     assert Rendering.load(tmp_path) == rendering
-    (tmp_path / "rm_rendering.json").write_text(json.dumps({"format": "plain", "max_seq_len": 8}))
-    assert Rendering.load(tmp_path) == Rendering("plain", 8)
     (tmp_path / "rm_rendering.json").write_text(json.dumps({"format": "custom", "max_seq_len": 8}))
     with pytest.raises(ModelError, match="render_fn=None"):
         Rendering.load(tmp_path)
@@ -165,16 +163,6 @@ def test_a_stage_process_finds_the_current_folder_and_no_file_in_it_replaces_a_l
     assert (done.returncode, done.stdout.strip()) == (0, "<user>p<answer>a<end>"), done.stderr
 
 
-def test_a_template_that_refuses_system_turns_is_a_data_error_and_the_other_formats_take_them(tiny_folder):
-    strict = AutoTokenizer.from_pretrained(tiny_folder)
-    strict.chat_template = (
-        "{% if messages[0]['role'] == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
-        "{% for m in messages %}<{{ m['role'] }}>{{ m['content'] | trim }}{% endfor %}"
-    )
-    renderer = Renderer(strict, Rendering("chat", 512))
-    assert renderer.render(DIALOGUE[1:], " 4 ") == "<user>hi<assistant>yes?<user>sum<assistant>4"
-    with pytest.raises(DataError, match=r"\['system', 'user', 'assistant', 'user'\] \(System role not supported\)"):
-        renderer.tokenize_sides([(DIALOGUE, "4")])
-    text = Renderer(strict, Rendering("plain", 512)).render(DIALOGUE, "4")
+def test_a_dialogue_is_one_text_in_the_plain_format(tokenizer):
+    text = Renderer(tokenizer, Rendering("plain", 512)).render(DIALOGUE, "4")
     assert text == "Prompt: System: be brief\n\nUser: hi\n\nAssistant: yes?\n\nUser: sum\n\nResponse: 4"
-    assert "be brief" in own_renderer(strict).render(DIALOGUE, "4")

@@ -23,7 +23,7 @@ PAIRS = [PreferencePair(row["prompt"], "ja", "no", row["margin"], {"subset": "α
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [*FORMATS, *(f"{form}.gz" for form in FORMATS if form != "parquet")])
+@pytest.mark.parametrize("form", FORMATS)
 def test_every_file_format_gives_the_same_pairs(tmp_path, form):
     path = write(ROWS, tmp_path / f"data.{form}")
     told = []
@@ -144,9 +144,9 @@ def test_public_data_has_its_known_counts(data_folder):
     assert all(prompt[0].role == prompt[-1].role == "user" for prompt in turns)
 
 
-def put(path, *prompts):
+def prompts_file(path, *prompts):
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps({"prompt": one, "chosen": "a", "rejected": "b"}) + "\n" for one in prompts))
+    lines([{"prompt": one, "chosen": "a", "rejected": "b"} for one in prompts], path)
 
 
 FOLDERS = {
@@ -160,7 +160,7 @@ FOLDERS = {
 def test_the_files_of_a_split_are_one_data_set_in_the_order_of_their_numbers(tmp_path, names):
     first, second, *tests = (tmp_path / name for name in names.split())
     for path, prompts in zip((first, second, *tests), ("pq", "rs", "t"), strict=False):
-        put(path, *prompts, "")
+        prompts_file(path, *prompts, "")
     for name in ("README.md", "dataset_infos.json"):
         (tmp_path / name).write_text("{}")
     loaded = load_pairs(str(tmp_path))
@@ -179,7 +179,7 @@ def test_the_files_of_a_split_are_one_data_set_in_the_order_of_their_numbers(tmp
 )
 def test_files_that_need_not_be_one_data_set_are_refused(tmp_path, names):
     for name in names.split():
-        put(tmp_path / name, "p")
+        prompts_file(tmp_path / name, "p")
     with pytest.raises(DataError, match=r"no file in it is named as the split|which one is meant is unknown"):
         load_pairs(str(tmp_path))
 

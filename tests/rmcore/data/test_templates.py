@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair, answer_turn, with_text_answers
-from rmcore.data.readers.layouts import recognise
 from rmcore.data.rendering import DroppedPair, Renderer, Rendering
 from rmcore.models.packing.layout import shared_prefix
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.policy.policy import TextReader
+from source_sample import pair_of
 from tests.support import chat_templates
 
 TOOL = {
@@ -37,12 +37,6 @@ def call(city, *, as_text=False):
 
 
 RESULT = {"role": "tool", "tool_call_id": "call12345", "content": "31 degrees"}
-
-
-def pair_of(row):
-    layout = recognise(row)
-    (pair,) = layout.parse(layout.columns.rename(row)).pairs
-    return pair
 
 
 def agent(city="Oslo", *, tools=(TOOL,), **changes):
