@@ -15,7 +15,7 @@ from rmcore.reporting.html.cards import headline_cards
 from rmcore.reporting.html.logged import HEADINGS, TITLE
 from rmcore.reporting.html.note import RUN_FILES, in_run, plain, verdict_note
 from rmcore.reporting.html.page import write_block_report
-from rmcore.reporting.html.report import sections, summary_markdown
+from rmcore.reporting.html.report import summary_markdown
 from rmcore.reporting.html.tree import record_blocks
 
 NASTY = "<script>alert(1)</script> [x](javascript:alert) | ![y](http://evil.example/z)"
@@ -54,13 +54,6 @@ def test_markdown_shows_every_text_as_it_is_and_keeps_its_columns(title, text, f
     assert html.count("<h1>") == html.count("<h2>") == html.count("<code>") == 1
     assert html.count("<li>") == len(findings)
     assert not any(tag in html for tag in ("<em>", "<strong>", "<a ", "<img", "<script"))
-
-
-def test_every_section_of_a_report_can_be_shown_in_markdown():
-    for one in sections(sample.results()):
-        told = markdown(one.block)
-        assert told.startswith("# ")
-        assert "None" not in told.split()
 
 
 def test_only_results_have_the_colour_of_their_sign_and_a_long_text_is_no_number(tmp_path):

@@ -156,6 +156,7 @@ def test_missing_parts_are_said_not_hidden(render, tmp_path):
     results = sample.results()
     results.update(ood_metrics=None, diagnoses=[], mistakes=[], gate=[], metrics={}, audit={}, context=[], stages=[])
     results["training"].update(best_metric=None, best_value=None)
+    results["readiness"]["landscape_score"] = None
     page = render(results, {}, tmp_path)
     assert page.text.count("was not drawn in this run") == len(CAPTIONS)
     for text in (
@@ -163,20 +164,12 @@ def test_missing_parts_are_said_not_hidden(render, tmp_path):
         "No check was made",
         "not measured",
         "No held-out pair is ranked",
+        "sum of the other three parts over the sum of their weights",
     ):
         assert text in page.text
     assert "out of distribution 95 % interval" not in page.text
     assert "None" not in page.text
     assert "nan" not in page.text.lower().split()
-
-
-def test_a_run_without_curvature_says_how_the_original_score_is_formed(render, tmp_path):
-    results = sample.results()
-    results["readiness"]["landscape_score"] = None
-    section = render(results, {}, tmp_path).section("readiness")
-    assert "not measured" in section
-    assert "sum of the other three parts over the sum of their weights" in section
-    assert "None" not in section
 
 
 @pytest.mark.slow
