@@ -6,9 +6,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
-from flows.cli import app
+from command_line import succeeded
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from rmcore.data.pair import Message
@@ -167,13 +166,6 @@ def test_labels_put_the_better_answer_first(sets):
     assert alone == [one for one in found if one.group == "Natural"]
 
 
-def run(*words):
-    done = CliRunner().invoke(app, ["benchmark", *map(str, words)])
-    if done.exception is not None and not isinstance(done.exception, SystemExit):
-        raise done.exception
-    return done.output
-
-
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
@@ -185,8 +177,8 @@ def checkpoint(tmp_path_factory):
 def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpoint, tmp_path):
     suites = [word for name, file in FILES.items() for word in ("--suite", f"{name}={sets / file}")]
     place = ["--out", tmp_path / "r", "--json", tmp_path / "a.json"]
-    words = ["--checkpoint", checkpoint, *suites, "--partial", *place]
-    told = run(*words)
+    words = ["benchmark", "--checkpoint", checkpoint, *suites, "--partial", *place]
+    told = succeeded(*words)
     assert all(SUITES[name].title in told for name in FILES)
     record = json.loads((tmp_path / "a.json").read_text())
     assert list(record["suites"]) == list(FILES)
@@ -197,18 +189,15 @@ def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpo
             assert scores["overall"]["ci_low"] <= scores["overall"]["value"] <= scores["overall"]["ci_high"]
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("*.parquet")}
     assert len(made) == len(FILES)
-    assert run(*words) == told
+    assert succeeded(*words) == told
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "r").glob("*.parquet")} == made
     (checkpoint / "rm_rendering.json").write_text((checkpoint / "rm_rendering.json").read_text() + " ")
     write_seal(checkpoint)
-    run(*words)
+    succeeded(*words)
     assert len(list((tmp_path / "r").glob("*.parquet"))) == 2 * len(FILES)  # it may be another model now
-
-
-def test_a_benchmark_that_is_not_there_is_refused_before_anything_is_scored(checkpoint, tmp_path):
-    with pytest.raises(ConfigError, match="there is no benchmark 'mmlu'; name one of rewardbench"):
-        run("--checkpoint", checkpoint, "--out", tmp_path / "r", "--suite", "mmlu")
-    assert not (tmp_path / "r").exists()
+    succeeded(*words, "--dtype", "bfloat16")
+    assert json.loads((tmp_path / "a.json").read_text())["dtype"] == "bfloat16"
+    assert len(list((tmp_path / "r").glob("*.parquet"))) == 3 * len(FILES)
 
 
 FOUR = {"id": "1", "prompt": "p", "subset": "Focus", "chosen": ["a"]}
@@ -218,6 +207,7 @@ TASK = {"prompt": "p", "scores": [True] + [False] * 31, **{f"response_{at + 1}":
 @pytest.mark.parametrize(
     ("named", "row", "said"),
     [
+        ("mmlu", None, "there is no benchmark 'mmlu'; name one of rewardbench"),
         ("llmbar", None, "llmbar is no single data set of the hub"),
         ("rewardbench=data/rb", None, "there is no file or folder 'data/rb'"),  # and not fetched by that name
         ("rewardbench=", None, "there is no file or folder ''"),

@@ -207,12 +207,6 @@ def test_what_a_part_of_a_set_does_not_define_is_none_and_a_section_counts_its_o
     assert found["Chat"].ci_low < 0.6  # five of five
 
 
-def test_every_suite_says_what_it_is():
-    assert all(
-        one.name == name and one.rule and one.terms and (one.expected or one.num_rows) for name, one in SUITES.items()
-    )
-
-
 @given(st.lists(st.integers(0, 4), min_size=3, max_size=6), st.data())
 def test_the_best_of_k_curve_is_the_mean_over_all_draws(values, data):
     num_good = data.draw(st.integers(1, len(values) - 1))

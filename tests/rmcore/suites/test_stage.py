@@ -5,10 +5,8 @@ import json
 import pandas as pd
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from capability_samples import sample_of
-from flows.cli import app
 from flows.requirements import require_run
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -81,21 +79,3 @@ def test_the_stage_is_run_where_benchmarks_are_named_and_again_when_their_conten
     missing = config.model_copy(update={"benchmark": BenchmarkConfig(suites=("judgebench=nowhere.jsonl",))})
     with pytest.raises(ConfigError, match=r"there is no file or folder 'nowhere.jsonl'"):
         _ = stage_of("benchmark", missing, upstream).settings
-
-
-@pytest.mark.slow
-def test_benchmark_keeps_the_rewards_of_both_apart(tiny_folder, tmp_path):
-    (tmp_path / "set" / "Natural").mkdir(parents=True)
-    rows = [
-        {"input": f"Name a fruit {number}", "output_1": f"Pear {number}", "output_2": "No", "label": 1}
-        for number in range(8)
-    ]
-    (tmp_path / "set" / "Natural" / "dataset.json").write_text(json.dumps(rows))
-    for dtype in ("float32", "bfloat16", "float32"):
-        record, given = tmp_path / f"{dtype}.json", ["--device", "cpu", "--partial", "--out", tmp_path / "kept"]
-        words = ["benchmark", "--checkpoint", tiny_folder, "--suite", f"llmbar={tmp_path / 'set'}", *given]
-        done = CliRunner().invoke(app, [*map(str, words), "--dtype", dtype, "--json", str(record)])
-        assert done.exit_code == 0, done.output
-        assert json.loads(record.read_text())["dtype"] == dtype
-    exact, rounded = (pd.read_parquet(path) for path in sorted((tmp_path / "kept").glob("*.parquet")))
-    assert not exact.equals(rounded)
