@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 
 import preference_files as files
+from policy_chain import Chain
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.progress import silent
-from rmcore.core.tracking import NullTracker
-from rmcore.stages import evaluate, prepare, train
+from rmcore.core.store import Store
 from rmcore.training.material import read_likelihood
-from single_stage import stage_with
 
 SHAPES = {
     "ultrafeedback": lambda path: files.write_ultrafeedback(path, 80),
@@ -31,15 +29,8 @@ def run(source: str, folder: Path, **training) -> tuple[Path, dict]:
             "evaluate": {"num_resamples": 200},
         }
     )
-    places = {name: folder / name for name in ("prepare", "train", "evaluate")}
-    for place in places.values():
-        place.mkdir()
-    prepare.run(stage_with("prepare", config, {}), places["prepare"], NullTracker(), silent)
-    upstream = {"prepare": places["prepare"]}
-    train.run(stage_with("train", config, upstream), places["train"], NullTracker(), silent)
-    upstream["train"] = places["train"]
-    evaluate.run(stage_with("evaluate", config, upstream), places["evaluate"], NullTracker(), silent)
-    return places["train"], json.loads((places["evaluate"] / "metrics.json").read_text())
+    chain = Chain(Store(folder / "store"), config)
+    return chain.folder("train"), json.loads((chain.folder("evaluate") / "metrics.json").read_text())
 
 
 @pytest.fixture(scope="module", params=list(SHAPES))

@@ -9,12 +9,10 @@ import pytest
 from pydantic import create_model
 
 from capability_samples import RECORDS, SECTIONS
-from rmcore.cli.inputs import ModelReading, PairReading
 from rmcore.cli.measurement import measuring_command
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core import capabilities
 from rmcore.core.store import ArtifactRef
-from rmcore.reporting.html import blocks
 from rmcore.stages.measurement import Measurement
 from rmcore.stages.order import pipeline_stages, stage_of
 from rmcore.stages.stage import Stage, stage
@@ -58,19 +56,6 @@ def test_a_folder_that_has_a_docstring_alone_has_one_command_with_its_name(monke
 
 
 MEASUREMENTS = [name for name in OPTIONAL if issubclass(STAGES[name], Measurement)]
-
-
-def test_a_command_of_a_capability_that_shows_no_block_writes_its_files(monkeypatch, tmp_path):
-    [name, *_], record = MEASUREMENTS, {"num_pairs": 3}
-    monkeypatch.setattr(STAGES[name], "measure", lambda *_, **__: record)
-    monkeypatch.setattr(STAGES[name], "numbers", lambda _: {})
-    monkeypatch.setattr(ModelReading, "load", lambda *_: None)
-    monkeypatch.setattr(PairReading, "read", lambda *_: [])
-    monkeypatch.setattr(blocks, "capabilities_shown", list)
-    told = tmp_path / "told.json"
-    measuring_command(name, "Measure it.")(checkpoint="rm", data="pairs", out=tmp_path / "out", json_out=told)
-    assert json.loads((tmp_path / "out" / STAGES[name].outcome[0]).read_text()) == record
-    assert record.items() <= json.loads(told.read_text()).items()
 
 
 @pytest.mark.parametrize("name", MEASUREMENTS)
