@@ -62,6 +62,18 @@ def keep_direct(hosts: Iterable[str] = ()) -> None:
         os.environ[variable] = ",".join(dict.fromkeys([*kept, *LOOPBACK, *hosts]))
 
 
+def uses_proxies(host: str | None) -> bool:
+    """Whether a client of this host takes the environment's proxies, of which none reaches loopback.
+
+    Raises:
+        ConfigError: as `require_usable_proxies`.
+    """
+    if host in LOOPBACK:
+        return False
+    require_usable_proxies()
+    return True
+
+
 def require_usable_proxies() -> None:
     """Check the environment's proxies before a client is made.
 

@@ -24,7 +24,7 @@ from rmcore.core.errors import ConfigError, JudgementsWantedError, NotReadyError
 from rmcore.core.extras import require_extra
 from rmcore.core.manifests import make_key
 from rmcore.core.progress import Report, duration, silent
-from rmcore.core.web import LOOPBACK
+from rmcore.core.web import LOOPBACK, uses_proxies
 from rmcore.judging.answers import AnswersFile, Question, Reply, answers_folder
 from rmcore.judging.budget import Budget, NotSentError
 from rmcore.judging.replies import TOP_LOGPROBS, most_bytes, read_reply, root_of
@@ -111,6 +111,7 @@ class Endpoint:
     def __init__(self, address: Address, settings: JudgingConfig, folder: Path | None = None) -> None:
         require_openai()
         self.address, self.settings = address, settings
+        self._uses_proxies = uses_proxies(urlsplit(address.url).hostname)
         self.answers = AnswersFile(folder or answers_folder(), address.model)
         self.budget = Budget(settings)
         """Spent by this object; answers that were stored cost nothing."""
@@ -360,7 +361,7 @@ class Endpoint:
             seconds=min(seconds, self.settings.timeout_seconds),
             most_bytes=most_bytes(self.settings.answer_tokens, with_logprobs=True),
             key=key,
-            uses_proxies=not self.address.is_local,  # a proxy reaches no loopback
+            trust_env=self._uses_proxies,
         )
         # The client insists on a key; a local server without a login ignores it.
         return openai.AsyncOpenAI(

@@ -47,14 +47,14 @@ class LimitedClient(openai.DefaultAsyncHttpxClient):
         seconds: of a whole request, until the last byte of its answer.
         most_bytes: of an answer.
         key: that no answer may hold.
-        uses_proxies: whether those of the environment are used.
+        trust_env: whether the environment's proxies are used.
     """
 
     def __init__(
-        self, *, before: Callable[[httpx2.Request], None], seconds: float, most_bytes: int, key: str, uses_proxies: bool
+        self, *, before: Callable[[httpx2.Request], None], seconds: float, most_bytes: int, key: str, trust_env: bool
     ) -> None:
         plain = {"Accept-Encoding": "identity"}  # a compressed answer has no limit that its bytes tell
-        super().__init__(trust_env=uses_proxies, follow_redirects=False, headers=plain)
+        super().__init__(trust_env=trust_env, follow_redirects=False, headers=plain)
         self._before, self._seconds, self._most_bytes = before, seconds, most_bytes
         self._key = key if len(key) >= SHORTEST_KEY else ""
         self.num_open = 0

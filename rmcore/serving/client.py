@@ -30,7 +30,7 @@ from pydantic import ValidationError
 
 from rmcore.core.errors import ConfigError, NotReadyError, RequestError, RmcoreError, ServingError
 from rmcore.core.loop_thread import LoopThread
-from rmcore.core.web import LOOPBACK, require_usable_proxies
+from rmcore.core.web import uses_proxies
 from rmcore.serving.token_file import checked_token, find_token
 from rmcore.serving.types import (
     MAX_ROWS,
@@ -96,8 +96,6 @@ class RewardClient:
         if not 1 <= batch_size <= MAX_ROWS:
             raise ConfigError(f"batch_size={batch_size} is not in 1 to {MAX_ROWS}, the rows one request may have.")
         self.address, host = _checked_address(address)
-        if host not in LOOPBACK:
-            require_usable_proxies()
         token = find_token(self.address) if token is None else token
         self._timeout_s = timeout_s
         self._attempts = attempts
@@ -106,7 +104,7 @@ class RewardClient:
             base_url=self.address,
             headers={} if token is None else {"Authorization": f"Bearer {checked_token(token)}"},
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_concurrency),
-            trust_env=host not in LOOPBACK,  # a proxy of the environment cannot reach this machine's loopback
+            trust_env=uses_proxies(host),
         )
         self._slots = asyncio.Semaphore(max_concurrency)
         self._thread = LoopThread("reward-client")

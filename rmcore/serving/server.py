@@ -32,6 +32,7 @@ from rmcore.core import errors
 from rmcore.core.errors import RmcoreError, ServingError
 from rmcore.core.files import try_exclusive
 from rmcore.core.processes import tail
+from rmcore.core.web import LOOPBACK
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.serving.client import RewardClient
 from rmcore.serving.door import BoundedProtocol, file_limits
@@ -43,7 +44,6 @@ from rmcore.serving.updates import drop_left, stage_checkpoint
 from rmcore.serving.vllm_process import EngineDtype, EngineSettings, VllmEngine, find_vllm
 from rmcore.serving.weight_files import folder_digest
 
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 LOG_FILE = "vllm.log"
 SERVER_LOCK = ".server"
 """Held in the weights folder by the one server that it belongs to. The kernel frees it when that dies."""

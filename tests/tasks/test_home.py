@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 
 from flows.cli import app
 from machine import PATIENCE_S
+from rmcore.config.judging import JudgingConfig
 from rmcore.core.errors import ConfigError
 from rmcore.core.manifests import FORMAT_FILE
 from rmcore.core.store import Store
 from rmcore.core.web import keep_direct
+from rmcore.judging.endpoint import Address, Endpoint
 from rmcore.serving.client import RewardClient
 from tasks.home import HOME_FOLDERS, default_tracking_uri, home, make_home
 from tasks.mlflow_client import alone_with
@@ -177,9 +179,11 @@ def test_no_client_asks_a_proxy_for_loopback(tmp_path, kind):
 
 @pytest.mark.parametrize("kind", ["socks", "socks4", "ftp"])
 @pytest.mark.parametrize("variable", ["http_proxy", "HTTPS_PROXY", "ALL_PROXY"])
-def test_a_proxy_that_no_client_can_use_is_named_before_any_is_made(monkeypatch, variable, kind):
+def test_a_proxy_that_no_client_can_use_is_named_before_any_is_made(monkeypatch, tmp_path, variable, kind):
     monkeypatch.setenv(variable, f"{kind}://user:secret@proxy:1080")
-    for make in (keep_direct, lambda: RewardClient("http://10.0.0.5:8000")):
+    judge = Address("m", "https://10.0.0.5/v1")
+    clients = (lambda: RewardClient("http://10.0.0.5:8000"), lambda: Endpoint(judge, JudgingConfig(), tmp_path))
+    for make in (keep_direct, *clients):
         with pytest.raises(ConfigError, match=f"{variable} names a proxy of the kind '{kind}'") as refused:
             make()
         assert "secret" not in str(refused.value)
