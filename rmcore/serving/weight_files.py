@@ -11,14 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from rmcore.core.errors import ModelError
 from rmcore.core.files import file_digest
 from rmcore.models.seal import TEXT_FILES
-from rmcore.models.weight_files import INDEX_FILE, read_index
-
-WHOLE_FILE = "model.safetensors"
+from rmcore.models.weight_files import INDEX_FILE, WEIGHTS_FILE, read_header, read_index
 
 DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
@@ -47,11 +44,6 @@ class TensorSpec:
     file: str
     """Name of its file inside the folder."""
 
-    @property
-    def num_bytes(self) -> int:
-        """Bytes that its values take on disk."""
-        return torch.Size(self.shape).numel() * DTYPES[self.dtype].itemsize
-
 
 @dataclass(frozen=True, slots=True)
 class WeightLayout:
@@ -70,13 +62,19 @@ class WeightLayout:
         listed = read_index(folder)
         tensors: dict[str, TensorSpec] = {}
         for file in weight_files(folder):
-            for name, spec in read_tensors(folder / file).items():
+            held = read_header(folder / file)
+            if odd := sorted({one.dtype for one in held.values()} - DTYPES.keys()):
+                raise ModelError(
+                    f"{folder / file} holds tensors of type {', '.join(odd)}; types that can be served: "
+                    f"{', '.join(DTYPES)}."
+                )
+            for name, one in held.items():
                 if name in tensors:
                     raise ModelError(
                         f"{folder} holds {name} twice, in {tensors[name].file} and in {file}, so which one is served "
                         "would be chance; save the model again with save_pretrained into an empty folder."
                     )
-                tensors[name] = spec
+                tensors[name] = TensorSpec(one.shape, one.dtype, file)
         astray = [name for name, file in (listed or {}).items() if name not in tensors or tensors[name].file != file]
         if astray:
             raise ModelError(
@@ -104,20 +102,20 @@ def weight_files(folder: Path) -> list[str]:
         ModelError: there are none, the index is damaged or names files outside the folder, or transformers and vLLM
             would read other ones.
     """
-    listed, whole = read_index(folder), (folder / WHOLE_FILE).is_file()
+    listed, whole = read_index(folder), (folder / WEIGHTS_FILE).is_file()
     if listed is not None:
         files = sorted(set(listed.values()))
-        if whole and files != [WHOLE_FILE]:
+        if whole and files != [WEIGHTS_FILE]:
             raise ModelError(
-                f"{folder} has both {WHOLE_FILE} and an index of other files: transformers would load the one and vLLM "
-                "the other. Delete what belongs to an older model."
+                f"{folder} has both {WEIGHTS_FILE} and an index of other files: transformers would load the one and "
+                "vLLM the other. Delete what belongs to an older model."
             )
         return files
     if whole:
-        return [WHOLE_FILE]
+        return [WEIGHTS_FILE]
     bins = ", only .bin files, which can run code when they are read" if any(folder.glob("*.bin")) else ""
     raise ModelError(
-        f"{folder} has neither {WHOLE_FILE} nor {INDEX_FILE}{bins}: name the folder of a saved model, or load the "
+        f"{folder} has neither {WEIGHTS_FILE} nor {INDEX_FILE}{bins}: name the folder of a saved model, or load the "
         "model once and save it with save_pretrained, which writes safetensors."
     )
 
@@ -144,7 +142,7 @@ def model_files(folder: Path) -> list[str]:
         ModelError: see `text_files` and `weight_files`.
     """
     weights = weight_files(folder)
-    index = [] if weights == [WHOLE_FILE] else [INDEX_FILE]
+    index = [] if weights == [WEIGHTS_FILE] else [INDEX_FILE]
     return sorted([*text_files(folder), *weights, *index])
 
 
@@ -160,39 +158,10 @@ def folder_digest(folder: Path) -> str:
     return hashlib.sha256(json.dumps(pairs).encode()).hexdigest()
 
 
-def read_tensors(path: Path) -> dict[str, TensorSpec]:
-    """Read what a safetensors file holds, without its values: 100 GB are described in milliseconds.
-
-    Raises:
-        ModelError: it is absent, cut short or damaged, or has a type that is not in `DTYPES`.
-    """
-    try:
-        # Not as "pt": torch would map the file so that the kernel sets memory aside for all of it.
-        with safe_open(path, framework="np") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - it is no mapping
-            found = {
-                name: TensorSpec(tuple(one.get_shape()), str(one.get_dtype()), path.name)
-                for name, one in slices.items()
-            }
-    except (SafetensorError, OSError) as error:
-        raise ModelError(
-            f"{path} cannot be read as safetensors ({error}): it is absent, cut short or damaged; copy or save it "
-            "again."
-        ) from error
-    if odd := sorted({spec.dtype for spec in found.values()} - DTYPES.keys()):
-        raise ModelError(
-            f"{path} holds tensors of type {', '.join(odd)}; types that can be served: {', '.join(DTYPES)}."
-        )
-    return found
-
-
 def write_index(folder: Path, files: Iterable[str]) -> None:
     """Write the index of a folder's safetensors files, as save_pretrained does."""
-    specs = {name: spec for file in files for name, spec in read_tensors(folder / file).items()}
-    index = {
-        "metadata": {"total_size": sum(spec.num_bytes for spec in specs.values())},
-        "weight_map": {name: specs[name].file for name in sorted(specs)},
-    }
+    places = {name: file for file in files for name in read_header(folder / file)}
+    index = {"metadata": {}, "weight_map": dict(sorted(places.items()))}
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
