@@ -3,7 +3,6 @@
 import asyncio
 import json
 import math
-import threading
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from rmcore.core.loop_thread import LoopThread
 from rmcore.serving import client as client_module
 from rmcore.serving.client import RewardClient
 
@@ -37,30 +37,23 @@ class Seen:
 class SmallServer:
     """Gives 1000 x version + the sum of an input's token ids, or of its characters' codes.
 
-    `behave` says what goes wrong with a request: nothing (None), one of the words above, seconds to be late, an event
-    to wait for, or (status, body). `weights` says which (version, digest) answers it. No request is answered before
-    `hold_until` were open at once.
+    `behave` says what goes wrong with a request: nothing (None), one of the words above, an event to wait for, or
+    (status, body). `weights` says which (version, digest) answers it.
     """
 
     def __init__(self) -> None:
         self.token: str | None = None
         self.behave: Callable[[Seen], Any] = lambda seen: None
         self.weights: Callable[[Seen], tuple[int, str]] = lambda seen: (1, "d" * 64)
-        self.hold_until = 1
-        self._enough_open = asyncio.Event()
         self.seen: list[Seen] = []
         self.done: list[Seen] = []
         self.num_connections = self.num_open = self.peak = 0
         self.port = 0
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread = LoopThread("small server")
 
     @property
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
-
-    def scored(self) -> list[Seen]:
-        return [seen for seen in self.seen if seen.path == "/score"]
 
     @staticmethod
     def value(given: Any) -> float:
@@ -74,23 +67,15 @@ class SmallServer:
         return 1000.0 * version + self.value(given)
 
     def start(self) -> None:
-        if not self._thread.is_alive():
-            self._thread.start()
-        self._server = self._wait_for(asyncio.start_server(self._serve, "127.0.0.1", self.port))
+        self._server = self._thread.run(asyncio.start_server(self._serve, "127.0.0.1", self.port))
         self.port = self._server.sockets[0].getsockname()[1]
 
     def stop(self) -> None:
         """As a killed server: the port is closed and every connection ends at once."""
-        self._wait_for(self._end())
+        self._thread.run(self._end())
 
     def close(self) -> None:
-        self.stop()
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _wait_for(self, coroutine):
-        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result(10)
+        self._thread.close(self._end())
 
     async def _end(self) -> None:
         self._server.close()
@@ -119,9 +104,6 @@ class SmallServer:
         self.num_open += 1
         self.peak = max(self.peak, self.num_open)
         try:
-            if self.num_open >= self.hold_until:
-                self._enough_open.set()
-            await self._enough_open.wait()
             return await self._answer(seen, self.behave(seen), writer)
         finally:
             self.num_open -= 1
@@ -131,8 +113,6 @@ class SmallServer:
             await asyncio.Event().wait()
         if behaviour == DROP_BEFORE:
             return False
-        if isinstance(behaviour, float):
-            await asyncio.sleep(behaviour)
         if isinstance(behaviour, asyncio.Event):
             await behaviour.wait()
         status, body = behaviour if isinstance(behaviour, tuple) else self._right(seen)

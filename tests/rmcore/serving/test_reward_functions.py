@@ -30,24 +30,6 @@ def server(rm, tmp_path):
         yield app
 
 
-def trained(policy, out, reward, prompts):
-    """The rewards that two steps of TRL's GRPO saw, and the weights that came of them."""
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-
-    settings = GRPOConfig(
-        output_dir=str(out), use_cpu=True, bf16=False, max_steps=2, per_device_train_batch_size=4, num_generations=2,
-        max_completion_length=8, learning_rate=1e-3, report_to="none", disable_tqdm=True, logging_steps=1,
-        save_strategy="no", seed=3,
-    )  # fmt: skip
-    trainer = GRPOTrainer(
-        str(policy), reward_funcs=reward, args=settings, train_dataset=Dataset.from_dict({"prompt": prompts})
-    )
-    trainer.train()
-    logged = [line["reward"] for line in trainer.state.log_history if "reward" in line]
-    return logged, torch.cat([one.detach().flatten() for one in trainer.model.parameters()])
-
-
 @pytest.mark.slow
 def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(rm, server, tmp_path, monkeypatch, capsys):
     from datasets import Dataset
@@ -68,7 +50,7 @@ def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(rm, s
         lines = lines.replace(said, here)
     known = {
         "GRPOTrainer": partial(GRPOTrainer, args=settings), "WatchConfig": WatchConfig, "Path": Path,
-        "prompts": Dataset.from_dict({"prompt": PROMPTS}),
+        "prompts": Dataset.from_dict({"prompt": [[{"role": "user", "content": prompt}] for prompt in PROMPTS]}),
         "judge": lambda prompt, text: rm.score(prompt, text).item(),
         "held_out_prompts": [f"What is {number} + 2?" for number in range(300)],
         "fresh_prompts": [f"What is {number} + 3?" for number in range(60)],
@@ -82,34 +64,19 @@ def test_the_lines_of_the_page_put_a_server_and_a_watch_around_grpo_of_trl(rm, s
     assert (stop.best_step == 0) == torch.equal(kept, start)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("form", ["text", "messages"])
-def test_grpo_of_trl_learns_the_same_from_the_library_and_from_the_server(rm, server, tmp_path, form):
-    policy = new_policy(tmp_path / "policy")
-    prompts = PROMPTS if form == "text" else [[{"role": "user", "content": prompt}] for prompt in PROMPTS]
-
-    def local(prompts, completions, **_):
-        if form == "text":
-            return rm.score(prompts, completions).tolist()
-        dialogues = [tuple(Message(**turn) for turn in prompt) for prompt in prompts]
-        return rm.score(dialogues, [turns[-1]["content"] for turns in completions]).tolist()
-
-    expected, weights = trained(policy, tmp_path / "0", local, prompts)
-    with RewardClient(server.address, token=TOKEN) as client:
-        rewards, learned = trained(policy, tmp_path / "1", reward_function(client), prompts)
-    assert len(expected) == 2
-    assert len(set(expected)) == 2
-    assert rewards == pytest.approx(expected, abs=1e-5)
-    torch.testing.assert_close(learned, weights, atol=1e-5, rtol=0)
-
-
-def test_a_completion_of_several_turns_is_scored_after_all_of_them(rm, server):
+def test_trls_prompts_and_completions_get_the_librarys_rewards(rm, server):
+    """Texts, one alone, and messages, where a completion of several turns is scored after all of them."""
     asked, answer = {"role": "user", "content": "And 3 + 3?"}, {"role": "assistant", "content": "6"}
-    first = {"role": "assistant", "content": "4"}
-    with RewardClient(server.address, token=TOKEN) as client:
-        [found] = reward_function(client)([[{"role": "user", "content": PROMPTS[0]}]], [[first, asked, answer]])
+    user, first = {"role": "user", "content": PROMPTS[0]}, {"role": "assistant", "content": "4"}
     dialogue = (Message("user", PROMPTS[0]), Message("assistant", "4"), Message("user", "And 3 + 3?"))
-    assert found == pytest.approx(rm.score([dialogue], ["6"]).item(), abs=1e-5)
+    with RewardClient(server.address, token=TOKEN) as client:
+        reward = reward_function(client)
+        texts = reward(prompts=PROMPTS, completions=["4", "Red."], completion_ids=[[1], [2]])
+        one = reward(PROMPTS[0], "4")
+        messages = reward([[user], [user]], [[first], [first, asked, answer]])
+    assert [*texts, *one, *messages] == pytest.approx(
+        rm.score([*PROMPTS, PROMPTS[0], PROMPTS[0], dialogue], ["4", "Red.", "4", "4", "6"]).tolist(), abs=1e-5
+    )
 
 
 def test_verls_reward_manager_gets_the_librarys_rewards(rm, server, monkeypatch):
