@@ -5,7 +5,6 @@ the sampling settings: a run that was killed, or whose budget is spent, asks not
 was answered, and of processes that ask at the same time one asks each question.
 """
 
-import contextlib
 import errno
 import fcntl
 import hashlib
@@ -118,15 +117,15 @@ class AnswersFile:
         num_damaged = 0
         for line in lines:
             self._offset += len(line) + 1
-            with contextlib.suppress(json.JSONDecodeError, UnicodeDecodeError):
+            try:
                 row = json.loads(line)
-                try:
-                    key, served = row.pop("key"), row.pop("served")
-                    self.known[key] = Reply(**row)
-                except (AttributeError, TypeError, KeyError):
-                    num_damaged += 1
-                    continue
+                key, served = row.pop("key"), row.pop("served")
+                self.known[key] = Reply(**row)
                 self.servers[served] += 1
+            except ValueError:  # cut by a crash
+                continue
+            except (AttributeError, TypeError, KeyError):
+                num_damaged += 1
         if num_damaged:
             print(
                 f"note: {num_damaged:,} lines of {self.file} are no answers; they are not used, and their questions "

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import policy_chain
-from judge_server import Raw, judge_server
+from judge_server import judge_server
 from rmcore.cli import app
 from rmcore.cli.guard import FAILED, WAITING, guard
 from rmcore.config.judging import JudgingConfig
@@ -16,6 +16,7 @@ from rmcore.core.errors import ConfigError, JudgementsWantedError
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.table import write_pairs
+from rmcore.judging.rubrics import identity
 from rmcore.policy.judge import audit_of, require_named_judge
 
 pytestmark = pytest.mark.slow
@@ -59,24 +60,27 @@ def test_rung_three_is_judged_and_says_that_nobody_has_audited_the_judge(chain, 
     assert not table["response"].str.contains("?", regex=False).any()  # unread, and set aside
 
 
-def test_a_judge_that_may_not_decide_leaves_every_verdict_unclear(chain, server, tmp_path):
-    plain = chain.config.policy.judging
+COIN = "its agreement with people is a coin's"
+
+
+def undecided(file, server, **judging):
+    """The settings with an audit by which their judge may not decide."""
+    settings = JudgingConfig(**judging)
     record = {
-        "asked": {"model": "judge-1", "mode": "pointwise", "temperature": 0.0, "answer_tokens": 16},
-        "verdict": {"may_decide": False, "reasons": ["its agreement with people is a coin's"]},
+        "asked": identity(server.named, settings),
+        "verdict": {"may_decide": False, "reasons": [COIN]},
         "metrics": {"reliability": {"value": 0.8, "ci_low": 0.7, "ci_high": 0.9}},
     }
-    from rmcore.judging.rubrics import identity
-
-    record["asked"] |= {"rubric": identity(server.named, plain)["rubric"]}
-    file = tmp_path / "audit.json"
     file.write_text(json.dumps(record))
-    audited = chain.with_config(policy={"judging": JudgingConfig(audit=str(file))})
-    for stage, name in (("readiness_v2", "readiness.json"), ("confirmation", "confirmation.json")):
-        verdict = json.loads((audited.folder(stage) / name).read_text())["verdict"]
-        assert verdict["status"] == "unclear"
-    reasons = json.loads((audited.folder("readiness_v2") / "readiness.json").read_text())["verdict"]["reasons"]
-    assert "its agreement with people is a coin's" in reasons or "nobody" not in str(reasons)
+    return settings.model_copy(update={"audit": str(file)})
+
+
+def test_a_judge_that_may_not_decide_leaves_the_verdict_unclear_and_the_accuracy_corrected(chain, server, tmp_path):
+    file = tmp_path / "audit.json"
+    audited = chain.with_config(policy={"judging": undecided(file, server)})
+    verdict = json.loads((audited.folder("readiness_v2") / "readiness.json").read_text())["verdict"]
+    assert verdict["status"] == "unclear"
+    assert COIN in verdict["reasons"]
     assert audited.key("samples") == chain.key("samples")  # an audit changes a verdict, and draws nothing anew
     noisy, plain = (
         json.loads((own.folder("overoptimization") / "overoptimization.json").read_text())["parts"][
@@ -93,9 +97,9 @@ def test_a_judge_that_may_not_decide_leaves_every_verdict_unclear(chain, server,
         require_named_judge(server.named, JudgingConfig(audit=str(file)))
 
 
-@pytest.mark.parametrize("mode", ["pointwise", "pairwise"])
-def test_a_served_plan_is_confirmed_and_a_spent_budget_continues_without_asking_twice(mode, chain, server, tmp_path):
-    own = chain.with_config(policy={"judging": JudgingConfig(mode=mode, rubric="factuality", max_calls=20)})
+def test_a_served_plan_is_confirmed_and_a_spent_budget_continues_without_asking_twice(chain, server, tmp_path):
+    judging = undecided(tmp_path / "audit.json", server, mode="pairwise", rubric="factuality", max_calls=20)
+    own = chain.with_config(policy={"judging": judging})
     before = len(server.asked)
     ends = 0
     while True:
@@ -109,9 +113,10 @@ def test_a_served_plan_is_confirmed_and_a_spent_budget_continues_without_asking_
     assert ends >= 2
     record = json.loads((folder / "confirmation.json").read_text())
     assert record["judge"] == "the language model judge-1"
-    if mode == "pairwise":
-        assert record["unit"] == "wins less losses a comparison"
-        assert set(record["differences"]) <= {-1.0, -0.5, 0.0, 0.5, 1.0}
+    assert record["verdict"]["status"] == "unclear"
+    assert COIN in record["verdict"]["reasons"]
+    assert record["unit"] == "wins less losses a comparison"
+    assert set(record["differences"]) <= {-1.0, -0.5, 0.0, 0.5, 1.0}
 
 
 def test_where_a_model_answers_is_no_part_of_a_key_and_how_it_is_asked_is(chain, server):
@@ -134,8 +139,10 @@ def test_the_command_line_audits_and_labels(server, gold_pairs, tmp_path, capsys
     options = ("--judge", server.named, "--mode", "pairwise", "--data", data)
     assert call("judge", "audit", *options, "--plan") == 0
     assert f"{2 * 120 + 2 * 100} calls" in capsys.readouterr().out
+    before = len(server.asked)
     assert call("judge", "audit", *options, "--max-calls", 40) == WAITING
     assert call("judge", "audit", *options, "--json", out, "--probed", 20) == 0
+    assert len(server.asked) == before + 2 * 120 + 2 * 20
     said = capsys.readouterr().out
     record = json.loads(out.read_text())
     assert record["metrics"]["agreement"]["value"] > 0.6
@@ -175,11 +182,3 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_paid(tmp_p
         assert call(*options, out) == 0
         assert [one.name for one in out.parent.iterdir()] == ["pairs.jsonl"]
         assert len(load_pairs(str(out)).pairs) == 4
-
-
-def test_a_judge_that_is_away_ends_the_command_with_its_name(tmp_path, gold_pairs, capsys):
-    write_pairs(gold_pairs[:120], tmp_path / "pairs.parquet")
-    with judge_server(lambda one: Raw(500, b"{}")) as broken:
-        code = call("judge", "audit", "--judge", broken.named, "--data", tmp_path / "pairs.parquet")
-    assert code == 2
-    assert "judge-1 at http://127.0.0.1" in capsys.readouterr().err
