@@ -64,27 +64,6 @@ class EngineSettings:
     start_timeout_s: float = 600.0
     request_timeout_s: float = 600.0
 
-    def command(self, folder: Path, socket: Path, task: Sequence[str], pipe: int) -> list[str]:
-        """The command line for a checkpoint folder.
-
-        Args:
-            folder: of the checkpoint.
-            socket: that vLLM listens at.
-            task: flags that say what vLLM is to do.
-            pipe: what it reads, for as long as it is to run.
-        """
-        return [
-            *(str(self.program), "-P", str(START), str(pipe)),
-            *("--model", str(folder)),
-            *task,
-            *("--uds", str(socket)),
-            *("--max-model-len", str(self.max_seq_len)),
-            *("--dtype", self.dtype),
-            *("--gpu-memory-utilization", str(self.gpu_memory_share)),
-            "--disable-uvicorn-access-log",
-            *(["--enforce-eager"] if self.eager else []),
-        ]
-
 
 def find_vllm(named: str | None = None) -> Path:
     """The program that starts vLLM: as named, as RM_OPT_VLLM says, or `.venv-vllm` next to this package.
@@ -150,6 +129,18 @@ class VllmProcess:
         self._place = tempfile.TemporaryDirectory(prefix="rm-opt-vllm-")  # mode 0700; short, sockets allow 107 bytes
         socket = Path(self._place.name) / "s"
         read_end, self._lifeline = os.pipe()
+        settings = self.settings
+        command = [
+            *(str(settings.program), "-P", str(START), str(read_end)),
+            *("--model", str(folder)),
+            *self._task,
+            *("--uds", str(socket)),
+            *("--max-model-len", str(settings.max_seq_len)),
+            *("--dtype", settings.dtype),
+            *("--gpu-memory-utilization", str(settings.gpu_memory_share)),
+            "--disable-uvicorn-access-log",
+            *(["--enforce-eager"] if settings.eager else []),
+        ]
         ours = {
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
@@ -164,7 +155,7 @@ class VllmProcess:
         try:
             with self.log.open("ab") as log:
                 self._process = subprocess.Popen(
-                    self.settings.command(folder, socket, self._task, read_end),
+                    command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
@@ -177,14 +168,14 @@ class VllmProcess:
         self._session = httpx.AsyncClient(
             transport=httpx.AsyncHTTPTransport(uds=str(socket), limits=SESSION_LIMITS),
             base_url="http://vllm",
-            timeout=self.settings.request_timeout_s,
+            timeout=settings.request_timeout_s,
         )
         try:
-            async with asyncio.timeout(self.settings.start_timeout_s):
+            async with asyncio.timeout(settings.start_timeout_s):
                 await self._until_healthy()
         except TimeoutError:
             raise ServingError(
-                f"vLLM did not answer within {self.settings.start_timeout_s:.0f} s. Give it longer (rm-opt "
+                f"vLLM did not answer within {settings.start_timeout_s:.0f} s. Give it longer (rm-opt "
                 f"serve --start-timeout), or read why: {tail(self.log)}"
             ) from None
 
