@@ -33,18 +33,7 @@ from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE
 from rmcore.stages.stage import Stage
 from rmcore.training.resume import ResumePoint, clear, rewind
-from tasks.device import (
-    SLOTS_VARIABLE,
-    Wait,
-    as_seen,
-    device_slots,
-    held_slots,
-    in_the_way,
-    noted,
-    same_stage,
-    slots_environment,
-    slots_needed,
-)
+from tasks.device import Wait, as_seen, held_slots, in_the_way, noted, same_stage, slots_environment, slots_needed
 from tasks.sharing import pushed, shared_store, states_shared, taken
 
 Tell = Callable[[str], None]
@@ -252,8 +241,6 @@ def execute(
                 nullcontext() if shared is None else states_shared(shared, stage, out, tell),
             ):
                 pinned = slots_environment(slots, device, processes) if slots else {}
-                if slots:  # of all, as of the GPUs it sees its own
-                    pinned[SLOTS_VARIABLE] = str(device_slots())
                 _compute(stage, out, follow, tell, pinned, run)
             if shared is not None:
                 pushed(shared, store, stage, tell)

@@ -6,10 +6,10 @@ and continues with the next step, while a thread writes the copy, digests and sy
 together, between two steps.
 """
 
-import os
 import re
 import secrets
 import shutil
+import socket
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -40,9 +40,10 @@ COSTS = 50
 """Least time between two states, in times for which the steps waited for the last one: 2 % of the training at most."""
 COPY_SHARE = 0.5
 """Share of the free memory that copies may take; the rest is for the cache of what is written, and for all others."""
-SLOTS_VARIABLE = "RM_OPT_DEVICE_SLOTS"
-"""Number of trainings that may share the machine. Each copy takes at most an equal part of `COPY_SHARE`: trainings that
-begin together count the same memory as free."""
+NAME = "rm-opt-training-"
+"""Begin of the name of the abstract socket that each training has which copies its states (unix(7)): others see it in
+/proc, and the kernel removes it with the process, however that ends. Each copy takes at most an equal part of
+`COPY_SHARE`: trainings that begin together count the same memory as free."""
 CPU = torch.device("cpu")
 
 
@@ -162,6 +163,15 @@ class CheckpointWriter:
         return self.config.save_every is not None and step % self.config.save_every == 0
 
 
+def trainings_here() -> int:
+    """Count the trainings on this machine that copy their states, at least this one; others are seen on Linux alone."""
+    try:
+        lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
+    except OSError:  # not Linux
+        return 1
+    return max(1, sum(line.rpartition(" ")[2].startswith(f"@{NAME}") for line in lines))
+
+
 def require_shared(folder: Path, ranks: Ranks) -> None:
     """Make the folder of a training, and refuse one that not all of its processes see: each writes its part of a state.
 
@@ -203,14 +213,18 @@ class StateSaver:
         self._due = time.monotonic() + every_seconds
         self._thread = ThreadPoolExecutor(1, "state")
         self._writing: Future[None] | None = None
+        self._name = socket.socket(socket.AF_UNIX)
         self._copy: dict[str, Tensor] = {}  # kept from state to state: fresh memory costs more than the copying
         self._is_left = self._has_told = self._is_rarer = False
 
     def __enter__(self) -> Self:
+        if self.ranks.world == 1 and sys.platform == "linux":  # of several processes none copies
+            self._name.bind(f"\0{NAME}{secrets.token_hex(8)}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the state that is being written; one that a second Ctrl-C leaves behind ends with its next file."""
+        self._name.close()
         self._is_left = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._thread.shutdown(wait=False)
         try:
@@ -311,9 +325,7 @@ class StateSaver:
         needed = sum(map(_host_bytes, tensors.values()))
         if not self._copy:
             regrown = peak_memory_bytes(CPU) - psutil.Process().memory_info().rss  # what a step takes, and gives back
-            slots = os.environ.get(SLOTS_VARIABLE, "")
-            share = COPY_SHARE / max(1, int(slots) if slots.isdecimal() else 1)  # what is no number is refused before
-            if needed > share * (free_bytes(CPU) - max(0, regrown)):
+            if needed > COPY_SHARE / trainings_here() * (free_bytes(CPU) - max(0, regrown)):
                 return self._no_room(needed)
         try:
             for name, tensor in tensors.items():
