@@ -72,7 +72,7 @@ def worker(
     from tasks import passwords
 
     secret = passwords.read_password(password_file or passwords.password_file(home()))
-    return own.work(own.find_cluster(server, secret), secret, name, limit)
+    return own.work(server, secret, name, limit)
 
 
 def down() -> None:

@@ -51,13 +51,13 @@ def ensure_work_pools(api: str) -> None:
 
 
 def report_cluster(api: str, environment: Mapping[str, str]) -> None:
-    """Write down in Prefect what `rm-opt worker` asks for: where MLflow and artifacts are.
+    """Write down in Prefect what `rm-opt worker` asks for: where the shared store is.
 
     Args:
         api: address of Prefect's API, ending in `/api`.
         environment: of the services.
     """
-    value = {"mlflow": environment["MLFLOW_TRACKING_URI"], "shared": environment.get(SHARED_VARIABLE) or None}
+    value = {"shared": environment.get(SHARED_VARIABLE) or None}
     with prefect_at(api) as client:
         if client.read_variable_by_name(CLUSTER) is None:
             client.create_variable(VariableCreate(name=CLUSTER, value=value))

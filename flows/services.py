@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -56,7 +56,7 @@ from tasks.local_services import (
     running_services,
     services_folder,
 )
-from tasks.passwords import basic_authorization, password
+from tasks.passwords import basic_authorization, mlflow_login, password
 
 HEALTH_PATHS = {PREFECT_SERVER: "/api/health", MLFLOW_SERVER: "/health"}
 FILE = "flows/prefect.yaml"
@@ -92,7 +92,7 @@ def status() -> list[ServiceStatus]:
 def _status(name: str, service: Service | None) -> ServiceStatus:
     if service is None:
         return ServiceStatus(name, None, None, healthy=False)
-    return ServiceStatus(name, service.pid, service.url, healthy=service.url is None or _answers(service))
+    return ServiceStatus(name, service.process.pid, service.url, healthy=service.url is None or _answers(service))
 
 
 def run_form() -> str | None:
@@ -161,7 +161,9 @@ def up(
             )
         if chosen is not None:
             make_schemas(chosen)
-        with _Starter(home(), running, root or project_root(), host, chosen, tell) as starter:
+        with contextlib.ExitStack() as ports:
+            known = known_addresses(home())
+            starter = _Starter(home(), running, known, root or project_root(), host, chosen, tell, ports)
             urls = {
                 PREFECT_SERVER: starter.place(PREFECT_SERVER, prefect_port, PREFECT_PORT),
                 MLFLOW_SERVER: starter.place(MLFLOW_SERVER, mlflow_port, MLFLOW_PORT),
@@ -174,25 +176,23 @@ def up(
     return status()
 
 
-class _Starter(contextlib.ExitStack):
-    """Starts services one by one; inside the block it has the sockets that they will listen on."""
+@dataclass
+class _Starter:
+    """Starts services one by one."""
 
-    def __init__(
-        self,
-        directory: Path,
-        running: dict[str, Service],
-        root: Path,
-        host: str,
-        database: str | None,
-        tell: Callable[[str], None],
-    ) -> None:
-        super().__init__()
-        self.directory, self.running, self.root, self.host = directory, running, root, host
-        self.database, self.tell = database, tell
-        self.began = time.monotonic()
-        self.known = known_addresses(directory)
-        self.started: list[Service] = []
-        self.listeners: dict[str, socket.socket] = {}
+    directory: Path
+    running: dict[str, Service]
+    known: dict[str, str]
+    """Addresses of servers that ran, and of those that run."""
+    root: Path
+    host: str
+    database: str | None
+    tell: Callable[[str], None]
+    ports: contextlib.ExitStack
+    """As long as it is open, the sockets that they will listen on are."""
+    began: float = field(default_factory=time.monotonic)
+    started: list[Service] = field(default_factory=list)
+    listeners: dict[str, socket.socket] = field(default_factory=dict)
 
     def place(self, name: str, wanted: int | None, default: int) -> str:
         """The address of a server: where it is or was, or the wanted one if it is free.
@@ -213,7 +213,7 @@ class _Starter(contextlib.ExitStack):
             return at
         port = httpx.URL(at).port or default
         try:
-            listener = self.listeners[name] = self.enter_context(claim(self.host, port))
+            listener = self.listeners[name] = self.ports.enter_context(claim(self.host, port))
             with socket.socket() as probe:  # a program of our own may share its port
                 if probe.connect_ex((self.host, port)) == 0:
                     raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
@@ -254,11 +254,13 @@ class _Starter(contextlib.ExitStack):
 
     def _environment(self, urls: dict[str, str]) -> dict[str, str]:
         secret = password(self.directory)
-        environment = environment_for(urls[PREFECT_SERVER], urls[MLFLOW_SERVER], secret, self.root)
+        environment = environment_for(urls[PREFECT_SERVER], secret, self.root)
         environment.pop(DATABASE_VARIABLE, None)
         if self.database is not None:
             environment |= {DATABASE_VARIABLE: self.database, **prefect_environment(self.database)}
         return environment | {
+            "MLFLOW_TRACKING_URI": urls[MLFLOW_SERVER],
+            **mlflow_login(secret),
             "PREFECT_SERVER_API_AUTH_STRING": secret,
             "PREFECT_SERVER_CORS_ALLOWED_ORIGINS": urls[PREFECT_SERVER],
             # In memory, what a run holds of a limit of one's own would stay held after a restart of the server.

@@ -1,8 +1,8 @@
 """A worker of this machine: it takes cells from the server that `rm-opt up` started on another one (`rm-opt worker`).
 
-It is told one address, that of Prefect, and learns the others there. What it computes reaches everybody through
-the shared store, so this machine's home is only a cache. A worker that is asked to end (SIGTERM, as before a spot
-machine goes) lets its runs save their state, and the matrix starts them again elsewhere.
+It is told one address, that of Prefect, and learns that of the shared store there. What it computes reaches everybody
+through that store, so this machine's home is only a cache, and it tracks nothing. A worker that is asked to end
+(SIGTERM, as before a spot machine goes) lets its runs save their state, and the matrix starts them again elsewhere.
 """
 
 import os
@@ -12,7 +12,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import httpx
@@ -36,39 +35,31 @@ PROOF_SECONDS = 5.0
 """Between two looks whether Prefect's server is still one that has the password."""
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Facts that the machine that hands cells out has told its Prefect (`deploy.report_cluster`)."""
-
-    prefect: str
-    mlflow: str
-    shared: str | None
-
-
-def find_cluster(server: str, secret: str) -> Cluster:
-    """Ask Prefect where everything is, and each server first for a proof that it is one of them.
+def find_shared(address: str, secret: str) -> str | None:
+    """Ask Prefect where the store is that its machine shares, and first for a proof that it has the password.
 
     Args:
-        server: its address, as `rm-opt up` printed it.
+        address: of Prefect, as `rm-opt up` printed it.
         secret: password of that home's servers.
+
+    Returns:
+        What `deploy.report_cluster` has told it: the store's address, or None if that machine shares none.
 
     Raises:
         ConfigError: it is no address.
-        ServiceError: no Prefect of `rm-opt up` answers there, a server has not this password and was not sent it, or
-            the port is another user's.
+        ServiceError: no Prefect of `rm-opt up` answers there, it has not this password and was not sent it, or the port
+            is another user's.
     """
-    address = server.rstrip("/")
     if urlsplit(address).scheme not in ("http", "https") or not urlsplit(address).netloc:
-        raise ConfigError(f"--server {server} is no address: write that of Prefect, http://HOST:4200.")
+        raise ConfigError(f"--server {address} is no address: write that of Prefect, http://HOST:4200.")
     keep_direct()
     hold(address)  # where it is of this machine
     place = f"{address}/api/variables/name/{CLUSTER}"
     try:
         require_proof(address, secret)
         told = httpx.get(place, headers=basic_authorization(secret), timeout=20).raise_for_status().json()
-        cluster = Cluster(address, **told["value"])
-        require_proof(cluster.mlflow, secret)
-        return cluster
+        shared: str | None = told["value"]["shared"]
+        return shared
     except (httpx.HTTPError, ValueError, TypeError, KeyError) as error:
         raise ServiceError(
             f"{address} does not answer as Prefect of `rm-opt up` of this version does ({error}): see that `rm-opt up "
@@ -76,19 +67,25 @@ def find_cluster(server: str, secret: str) -> Cluster:
         ) from error
 
 
-def work(cluster: Cluster, secret: str, name: str | None, limit: int | None) -> int:
+def work(server: str, secret: str, name: str | None, limit: int | None) -> int:
     """Run Prefect's worker until SIGTERM or Ctrl-C, and let its runs save then; the exit status.
 
+    Args:
+        server: address of Prefect, as `rm-opt up` printed it.
+        secret: password of that home's servers.
+        name: on Prefect's page; default: machine and pid.
+        limit: cells at a time; default: the slots of the device.
+
     Raises:
-        ConfigError: no store is shared, or another one than the server's.
-        ServiceError: the worker ended by itself, or another program has the address or the port of a server.
+        ConfigError: no store is shared, or another one than the server's, or see `find_shared`.
+        ServiceError: the worker ended by itself, another program has Prefect's address or port, or see `find_shared`.
         StoreError: the shared store cannot be used.
     """
-    environment = _environment(cluster, secret)
+    server = server.rstrip("/")
+    environment = _environment(server, secret, find_shared(server, secret))
     os.environ |= environment
     make_home(home())
     named_store()
-    hold(cluster.mlflow)
     limit = limit or device_slots()
     name = name or f"{this_machine()}-{os.getpid()}".replace("/", "-")
     asked = threading.Event()
@@ -100,12 +97,12 @@ def work(cluster: Cluster, secret: str, name: str | None, limit: int | None) -> 
              "--name", name, "--limit", str(limit)],
             env=environment | stages.variable, stdin=subprocess.DEVNULL, pass_fds=held(), start_new_session=True,
         )  # fmt: skip
-        print(f"worker      {name} takes {limit} at a time from {cluster.prefect}", flush=True)
+        print(f"worker      {name} takes {limit} at a time from {server}", flush=True)
         looked = time.monotonic()
         try:
             while not asked.wait(0.5):
                 if time.monotonic() - looked > PROOF_SECONDS:
-                    require_same_server(cluster.prefect, secret, psutil.Process(process.pid))
+                    require_same_server(server, secret, psutil.Process(process.pid))
                     looked = time.monotonic()
                 if process.poll() is not None:
                     raise ServiceError(
@@ -143,15 +140,15 @@ def require_same_server(address: str, secret: str, worker: psutil.Process) -> No
         raise
 
 
-def _environment(cluster: Cluster, secret: str) -> dict[str, str]:
+def _environment(server: str, secret: str, told: str | None) -> dict[str, str]:
     given = os.environ.get(SHARED_VARIABLE)
-    if given and cluster.shared and given != cluster.shared:
+    if given and told and given != told:
         raise ConfigError(
-            f"{SHARED_VARIABLE} is {given} here and {cluster.shared} where the server runs: cells would not arrive. "
+            f"{SHARED_VARIABLE} is {given} here and {told} where the server runs: cells would not arrive. "
             "Set it to the same address, or unset it here."
         )
-    shared = given or cluster.shared
-    environment = environment_for(cluster.prefect, cluster.mlflow, secret, project_root()) | {
+    shared = given or told
+    environment = environment_for(server, secret, project_root()) | {
         "PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)
     }
     return environment if shared is None else environment | {SHARED_VARIABLE: shared}

@@ -149,8 +149,8 @@ def compiled_folder() -> Path:
     return home() / "compiled"
 
 
-def environment_for(prefect: str, mlflow: str, secret: str, root: Path) -> dict[str, str]:
-    """Variables of a process that works for the servers at these addresses, with the flows of the folder `root`."""
+def environment_for(prefect: str, secret: str, root: Path) -> dict[str, str]:
+    """Variables of a process that works for Prefect at this address, with the flows of the folder `root`."""
     return {
         **QUIET_ENVIRONMENT,
         **os.environ,
@@ -163,8 +163,6 @@ def environment_for(prefect: str, mlflow: str, secret: str, root: Path) -> dict[
         "PREFECT_API_URL": f"{prefect}/api",
         "PREFECT_API_AUTH_STRING": secret,
         "PREFECT_LOGGING_LEVEL": "INFO",  # the log of a flow run in the UI
-        "MLFLOW_TRACKING_URI": mlflow,
-        **mlflow_login(secret),
         "PYTHONUNBUFFERED": "1",
     }
 

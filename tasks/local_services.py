@@ -23,7 +23,7 @@ WORK_POOL = "rm-opt"
 CELLS_POOL = "rm-opt-cells"
 """Pool of the cells that `--runner pool` hands out; `rm-opt worker` takes from it, and nobody else."""
 CLUSTER = "rm_opt_cluster"
-"""Name of the variable in Prefect that says what workers of other machines have to know: MLflow, the shared store."""
+"""Name of the variable in Prefect that says what workers of other machines have to know: the shared store."""
 HOME_MARK = "RM_OPT_SERVICES_HOME"
 """Environment variable with the home, in every process that `rm-opt up` starts and in all that those start."""
 GUARDED_SERVER = ["-P", "-m", "tasks.guarded_server"]
@@ -41,12 +41,8 @@ class Service:
 
     name: str
     process: psutil.Process
+    """The one that was started; it may have children."""
     url: str | None
-
-    @property
-    def pid(self) -> int:
-        """Pid of the process that was started; it may have children."""
-        return self.process.pid
 
 
 def services_folder(directory: Path) -> Path:

@@ -1,6 +1,5 @@
 """A worker of another machine sends its password only to a server that has it, and ends with its runs where none is."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from flows.worker import Cluster, find_cluster, require_same_server
+from flows.worker import find_shared, require_same_server
 from machine import PATIENCE_S
 from rmcore.core.errors import ConfigError, ServiceError
 from rmcore.core.processes import runs
@@ -50,35 +49,21 @@ def test_a_worker_and_its_runs_end_where_another_program_answers(serve, worker, 
         assert not any(map(runs, psutil.wait_procs(mine, timeout=PATIENCE_S)[1]))
 
 
-@pytest.fixture
-def telling(serve):
-    """Starts a server that has a password and tells where MLflow is: gives its address and the logins that it heard."""
-
-    def start(secret, mlflow):
-        heard = []
-
-        async def app(scope, receive, send):
-            heard.extend(value for name, value in scope["headers"] if name == b"authorization")
-            told = json.dumps({"value": {"mlflow": mlflow, "shared": None}}).encode()
-            await send({"type": "http.response.start", "status": 200, "headers": []})
-            await send({"type": "http.response.body", "body": told})
-
-        return serve(lambda own: Guard(app, own, secret, app_asks=True)), heard
-
-    return start
-
-
-def test_a_worker_logs_in_where_the_password_is_and_sends_it_to_nobody_else(monkeypatch, telling, serve):
+def test_a_worker_logs_in_where_the_password_is_and_sends_it_to_nobody_else(monkeypatch, serve):
     monkeypatch.setattr(os, "environ", {**os.environ})
-    mlflow = serve(lambda own: Guard(None, own, SECRET))
-    head, heard = telling(SECRET, mlflow)
-    assert find_cluster(head, SECRET) == Cluster(head, mlflow, None)
+    heard = []
+
+    async def app(scope, receive, send):
+        heard.extend(value for name, value in scope["headers"] if name == b"authorization")
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b'{"value": {"shared": "file:///shared"}}'})
+
+    head, other = (serve(lambda own, secret=secret: Guard(app, own, secret, app_asks=True)) for secret in (SECRET, "o"))
+    with pytest.raises(ServiceError, match="was sent no password"):
+        find_shared(other, SECRET)
+    assert heard == []
+    assert find_shared(head, SECRET) == "file:///shared"
     assert len(heard) == 1
-    for own, tracking in (("o" * 43, mlflow), (SECRET, serve(lambda own: Guard(None, own, "o" * 43)))):
-        other, heard = telling(own, tracking)
-        with pytest.raises(ServiceError, match="was sent no password"):
-            find_cluster(other, SECRET)
-        assert len(heard) == (own == SECRET)  # of a head whose MLflow is another's
 
 
 @pytest.mark.parametrize(
@@ -91,7 +76,7 @@ def test_a_worker_logs_in_where_the_password_is_and_sends_it_to_nobody_else(monk
 def test_a_worker_that_cannot_begin_says_why(monkeypatch, server, said):
     monkeypatch.setattr(os, "environ", {**os.environ})
     with pytest.raises((ConfigError, ServiceError), match=said):
-        find_cluster(server, SECRET)
+        find_shared(server, SECRET)
 
 
 def test_a_worker_without_a_password_says_where_it_is_to_be_had():

@@ -111,10 +111,7 @@ def test_a_matrix_is_whole_and_the_same_though_machines_go_and_the_database_is_a
 def test_prefect_says_what_a_worker_has_to_know_to_its_owner_only(cluster):
     place = f"{cluster.api}/variables/name/{CLUSTER}"
     assert httpx.get(place, timeout=PATIENCE_S).status_code == 401
-    assert cluster.http.get(place).json()["value"] == {
-        "mlflow": cluster.mlflow,
-        "shared": cluster.environment["RM_OPT_SHARED"],
-    }
+    assert cluster.http.get(place).json()["value"] == {"shared": cluster.environment["RM_OPT_SHARED"]}
 
 
 def test_a_database_that_services_do_not_use_is_refused_while_they_run(cluster):
