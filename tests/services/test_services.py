@@ -10,9 +10,7 @@ import subprocess
 import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import ClassVar
 from uuid import UUID
 
 import httpx
@@ -21,14 +19,13 @@ import pytest
 
 from flows import prefect_api, prefect_client, services
 from machine import PATIENCE_S, free_ports, wait_for
-from other_user import AS_ROOT
 from owner_login import Patient, owners
 from rmcore.core import ports as ports_module
-from rmcore.core.errors import ConfigError, ServiceError
-from rmcore.core.processes import HOST, OWNER_FIELDS, PID, STARTED, marked, runs, start_of, terminate, this_process
+from rmcore.core.errors import ServiceError
+from rmcore.core.processes import HOST, OWNER_FIELDS, PID, STARTED, runs, start_of, terminate, this_process
 from tasks import home as home_module
 from tasks.home import PROJECT_VARIABLE
-from tasks.local_services import HOME_MARK, MLFLOW_SERVER, PREFECT_SERVER, SERVERS, running_services
+from tasks.local_services import HOME_MARK, MLFLOW_SERVER, SERVERS, running_services
 from tasks.passwords import basic_authorization, mlflow_login, password
 from tasks.projection import sync_pending
 from tasks.run_record import RunRecord
@@ -129,7 +126,7 @@ def children() -> set[psutil.Process]:
     return {child for child in psutil.Process().children(recursive=True) if runs(child)}
 
 
-def ask(method: str, url: str, body: dict | None = None) -> dict:
+def ask(method: str, url: str, body: dict | list | None = None) -> dict:
     login = basic_authorization(os.environ["PREFECT_API_AUTH_STRING"])
     with httpx.Client(timeout=PATIENCE_S, transport=Patient()) as client:
         return client.request(method, url, json=body, headers=login).raise_for_status().json()
@@ -202,13 +199,6 @@ def cancelled_before_it_began(api: str, root: Path) -> dict:
     return ask("GET", f"{api}/flow_runs/{run['id']}")
 
 
-def brought_code_is_refused(api: str) -> None:
-    """No run brings a command of its own, though its request has the password."""
-    place = f"{api}/deployments/{ask('GET', f'{api}/deployments/name/trial/trial')['id']}/create_flow_run"
-    with pytest.raises(httpx.HTTPStatusError, match="422"):  # Prefect itself, by our template
-        ask("POST", place, {"job_variables": {"command": "id"}, "parameters": {"folder": "/"}})
-
-
 def the_dead_are_marked(api: str) -> None:
     """A run is Crashed whose process has ended, and no other one."""
     ended = sleeper()
@@ -250,20 +240,24 @@ def test_the_services_run_a_deployment_outlive_their_death_and_end_without_a_tra
     other_user = request.getfixturevalue("other_user") if os.geteuid() == 0 else None
     before = children()
     prefect_port, mlflow_port = ports = free_ports(2)
+    api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
     started = services.up(*ports, root=project)
     assert [service.healthy for service in started] == [True] * 3
+    trial = f"{api}/deployments/{ask('GET', f'{api}/deployments/name/trial/trial')['id']}"
+    far = {"schedule": {"cron": "0 4 29 2 *", "timezone": "UTC"}, "active": True}
+    ask("POST", f"{trial}/schedules", [far])
+    [scheduled] = ask("GET", trial)["schedules"]
     assert services.up(root=project) == started  # nothing is started twice
+    assert ask("GET", trial)["schedules"] == [scheduled]  # a user's own stays, though all is deployed again
     with pytest.raises(ServiceError, match="--mlflow-port"):
         services.up(prefect_port, prefect_port + 1, root=project)
     known, left_over = password(home), running_services(home)[MLFLOW_SERVER].process.environ()
 
-    api, mlflow_url = f"http://127.0.0.1:{prefect_port}/api", f"http://127.0.0.1:{mlflow_port}"
     assert run_deployment(api, tmp_path)["state_type"] == "COMPLETED"
     left_behind, *seen = (tmp_path / "seen").read_text().split()
     assert seen == [mlflow_url, api, "True"]
     home_module.configure_environment()
     assert (os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"]) == (api, mlflow_url)
-    brought_code_is_refused(api)
 
     the_dead_are_marked(api)
     assert cancelled_before_it_began(api, project)["state_type"] == "CANCELLED"
@@ -296,24 +290,17 @@ def test_the_services_run_a_deployment_outlive_their_death_and_end_without_a_tra
         nothing_is_sent_to(other_user, ports, project, left_over, known)
 
 
-@AS_ROOT
-def test_a_port_that_another_user_has_before_the_start_is_named(home, project, other_user):
-    ports = free_ports(len(SERVERS))
-    for number, name in enumerate((PREFECT_SERVER, MLFLOW_SERVER)):
-        assert other_user.take(ports[number]) == {ports[number]}
-        with pytest.raises(ServiceError, match=rf"port {ports[number]} on 127\.0\.0\.1 cannot be used for {name}"):
-            services.up(*ports, root=project)
-        assert not running_services(home)
-        ports[number] = free_ports(1)[0]
-    assert other_user.end() == ""
-
-
-def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, project):
+@pytest.mark.parametrize("shared", [False, True], ids=["its own", "shared"])
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_port_of_another_program_is_refused_and_the_program_untouched(home, project, name, shared):
+    """Of another user's program: see the test above."""
     before = children()
-    with socket.create_server(("127.0.0.1", 0)) as foreign:
+    with socket.create_server(("127.0.0.1", 0), reuse_port=shared) as foreign:
         port = foreign.getsockname()[1]
-        with pytest.raises(ServiceError, match=rf"port {port} .*--prefect-port"):
-            services.up(port, *free_ports(1), root=project)
+        ports = [port if one == name else free for one, free in zip(SERVERS, free_ports(2), strict=True)]
+        flag = f"--{name.removesuffix('-server')}-port"
+        with pytest.raises(ServiceError, match=rf"port {port} on 127\.0\.0\.1 cannot be used for {name} .*{flag}"):
+            services.up(*ports, root=project)
         assert services.down() == []
         socket.create_connection(("127.0.0.1", port)).close()
     assert home.stat().st_mode & 0o777 == (home / "prefect").stat().st_mode & 0o777 == 0o700  # before servers write
@@ -402,27 +389,18 @@ def test_an_embedded_server_that_cannot_start_says_why(home):
     assert "file is not a database" in done.stderr
 
 
-def test_a_home_that_cannot_be_made_is_a_clear_error(home, monkeypatch):
-    home.write_text("a file is in the way")
-    monkeypatch.setenv("RM_OPT_HOME", str(home / "below"))
-    with pytest.raises(ConfigError, match="RM_OPT_HOME"):
-        home_module.configure_environment()
-    home.unlink()
-    monkeypatch.setenv("RM_OPT_HOME", str(home))
+@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 30, b"short"], ids=["empty", "bytes", "short"])
+def test_a_damaged_password_is_replaced(home, content):
+    file = home / "services" / "password"
+    file.parent.mkdir(parents=True)
+    file.write_bytes(content)
+    assert len(password(home)) == 43
+    assert password(home) == file.read_text().strip()
 
 
-@pytest.mark.parametrize("content", [b"", b"\x00\xff" * 30, b"{", b"[1]"], ids=["empty", "bytes", "cut", "list"])
-def test_a_damaged_password_or_record_stops_nothing(home, monkeypatch, content):
-    """Which services run is seen at the processes, so there is no record; one of an earlier release means nothing."""
-    folder = home / "services"
-    folder.mkdir(parents=True)
-    for name in ("state.json", "password"):
-        (folder / name).write_bytes(content)
+def test_what_carries_the_mark_of_this_home_ends_with_down_and_nothing_else(home):
     other = sleeper(env={**os.environ, HOME_MARK: str(home / "another")})
     worker = sleeper(env={**os.environ, HOME_MARK: str(home)})  # by its command line none of the three, yet ours
-    home_module.configure_environment()
-    assert len(password(home)) == 43
-    assert password(home) == (folder / "password").read_text().strip()
     assert [service.pid for service in services.status()] == [None] * 3
     assert services.down() == []
     assert (other.poll(), worker.wait(timeout=PATIENCE_S)) == (None, -signal.SIGTERM)
@@ -439,35 +417,24 @@ def test_another_servers_login_stands_and_ours_is_not_told_to_it(home, monkeypat
     assert "MLFLOW_TRACKING_PASSWORD" not in os.environ
 
 
-class Stranger(BaseHTTPRequestHandler):
-    """A server of someone else: it knows nothing, and remembers what logins it was told."""
-
-    told: ClassVar[list[str | None]] = []
-
-    def do_GET(self):
-        self.told.append(self.headers.get("Authorization"))
-        self.send_error(404)
-
-    do_POST = do_GET
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_waiting_run_of_another_server_is_sent_without_our_password(home, monkeypatch):
+def test_a_waiting_run_of_another_server_is_sent_without_our_password(home, monkeypatch, serve):
     """The local server may have another port by now, and any program of the machine the old one."""
+    told = []
+
+    async def stranger(scope, receive, send):
+        told.append(dict(scope["headers"]).get(b"authorization"))
+        await send({"type": "http.response.start", "status": 404, "headers": []})
+        await send({"type": "http.response.body", "body": b"nothing is known here"})
+
     home_module.configure_environment()
     ours = mlflow_login(password(home))
     for name, value in ours.items():
         monkeypatch.setenv(name, value)  # as while the local server runs
-    with HTTPServer(("127.0.0.1", 0), Stranger) as stranger:
-        threading.Thread(target=stranger.serve_forever, daemon=True).start()
-        RunRecord("study", "seed 0", {}, {}, f"http://127.0.0.1:{stranger.server_port}").save(home)
-        with pytest.raises(ServiceError, match="still fails for 1 of 1"):
-            sync_pending(home)
-        stranger.shutdown()
-    assert len(Stranger.told) > 1  # the sign of life, and what MLflow's client asked
-    assert set(Stranger.told) == {None}
+    RunRecord("study", "seed 0", {}, {}, serve(lambda address: stranger)).save(home)
+    with pytest.raises(ServiceError, match="still fails for 1 of 1"):
+        sync_pending(home)
+    assert len(told) > 1  # the sign of life, and what MLflow's client asked
+    assert set(told) == {None}
     assert {name: os.environ[name] for name in ours} == ours
 
 
@@ -528,13 +495,9 @@ def test_a_run_may_be_watched_from_a_thread_of_a_users_program(monkeypatch):
         assert pool.submit(run).result() == "ran"
 
 
-def test_marked_finds_an_orphan_by_its_environment_and_terminate_kills_what_ignores_sigterm():
+def test_a_process_that_ignores_sigterm_is_killed():
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(flush=True); time.sleep(600)"
-    parent = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {stubborn!r}], start_new_session=True)"
-    environment = {**os.environ, "RM_OPT_TEST_TOKEN": f"orphan-{os.getpid()}"}
-    with subprocess.Popen([sys.executable, "-c", parent], env=environment, stdout=subprocess.PIPE) as gone:
-        gone.stdout.readline()  # the orphan ignores SIGTERM from here on
-    orphans = marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"])
-    assert len(orphans) == 1
-    terminate(orphans, 0.3)
-    assert marked("RM_OPT_TEST_TOKEN", environment["RM_OPT_TEST_TOKEN"]) == []
+    with subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE) as process:
+        process.stdout.readline()  # it ignores SIGTERM from here on
+        terminate([psutil.Process(process.pid)], 0.3)
+        assert process.wait(timeout=PATIENCE_S) == -signal.SIGKILL

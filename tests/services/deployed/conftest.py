@@ -11,8 +11,11 @@ import pytest
 
 from experiments.presets import PRESETS
 from machine import PATIENCE_S, found
+from rmcore.config.data import GoldConfig
 from rmcore.config.evaluate import ReadinessConfig
 from rmcore.config.policy import PolicyConfig
+from rmcore.data.gold.world import generate_pairs
+from rmcore.data.table import write_pairs
 
 SMALL = PRESETS["smoke"].model_copy(
     update={
@@ -26,6 +29,14 @@ SMALL = PRESETS["smoke"].model_copy(
 def config(tiny_folder):
     """Settings of the smoke pipeline."""
     return SMALL.model_copy(update={"model": SMALL.model.model_copy(update={"name": str(tiny_folder)})})
+
+
+@pytest.fixture(scope="package")
+def own_pairs(tmp_path_factory):
+    """Pairs of prompts that the model was not trained on: samples of the others would be set aside."""
+    path = tmp_path_factory.mktemp("own") / "pairs.parquet"
+    write_pairs(generate_pairs(GoldConfig(num_prompts=30, pairs_per_prompt=2), seed=7).pairs, path)
+    return path
 
 
 @pytest.fixture(scope="package")
@@ -95,12 +106,13 @@ def stages(made):
 
 @pytest.fixture(scope="package")
 def drawn(services, smoke, with_policy, tmp_path_factory):
-    """Flow runs of best-of-n and readiness, started from their forms after `smoke`, and the stages each computed."""
+    """Flow runs of best-of-n and readiness, started from their forms with a name, and the stages each computed."""
     command, runs = Command(services, tmp_path_factory.mktemp("drawn")), {}
     for flow, study in (("best-of-n", "chosen"), ("readiness", "judged")):
         before = command.made()
         given = with_policy.model_copy(update={"study": study}).model_dump(mode="json")
-        run = services.wait(services.trigger({"overrides": given}, flow).raise_for_status().json()["id"])
-        assert run["state_type"] == "COMPLETED", run["state"]
+        started = services.trigger({"overrides": given}, flow, name=f"My {flow}").raise_for_status().json()
+        run = services.wait(started["id"])
+        assert (run["state_type"], run["name"]) == ("COMPLETED", f"My {flow}"), run["state"]
         runs[flow] = run, stages(command.made() - before)
     return runs

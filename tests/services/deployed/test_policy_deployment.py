@@ -1,4 +1,4 @@
-"""Best-of-n, readiness v2, its validation and a policy's training: from forms, then as commands.
+"""Best-of-n and readiness v2: from forms, then as commands.
 
 What a form computed a command finds done: the forms show that the worker computes it and what MLflow gets, the commands
 what a user reads.
@@ -10,10 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rmcore.config.data import GoldConfig
-from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.data.gold.world import generate_pairs
-from rmcore.data.table import write_pairs
 from rmcore.stages.order import pipeline_stages
 from tasks.mlflow_client import connect
 
@@ -102,14 +98,6 @@ def test_a_run_with_a_policy_is_judged_by_its_samples_and_reported_with_them(com
     assert words[2].startswith(f"{found['study']}-seed0-readiness-")
 
 
-@pytest.fixture(scope="module")
-def own_pairs(tmp_path_factory):
-    """Pairs of prompts that the model was not trained on: samples of the others would be set aside."""
-    path = tmp_path_factory.mktemp("own") / "pairs.parquet"
-    write_pairs(generate_pairs(GoldConfig(num_prompts=30, pairs_per_prompt=2), seed=7).pairs, path)
-    return path
-
-
 def test_everything_may_come_from_outside(command, with_policy, smoke, drawn, own_pairs):
     """A reward model, a policy and pairs of one's own: there is no training, and nobody judges."""
     policy = min(command.services.home.glob("store/policy/*/model"), key=lambda one: one.stat().st_mtime)
@@ -137,26 +125,3 @@ def test_readiness_v2_without_a_judge_is_refused_before_anything_runs(command, w
     assert "which is unknown for" in " ".join(done.stderr.split())
     assert "policy.samples" in done.stderr
     assert command.made() == before
-
-
-def test_a_policy_is_trained_from_the_form_under_its_given_name_with_its_curves_in_mlflow(services, with_policy, drawn):
-    training = RlhfConfig(
-        steps=2, prompts_per_step=2, group_size=4, measure_every=1, num_prompts=4, samples_per_prompt=2,
-        rewards="local", kl_beta=0.1, watch=WatchConfig(labels=40, final_labels=12),
-    )  # fmt: skip
-    config = with_policy.model_copy(update={"study": "trained", "rlhf": training}).model_dump(mode="json")
-    started = services.trigger({"overrides": config}, "rlhf", name="My try").raise_for_status().json()
-    run = services.wait(started["id"])
-    assert (run["state_type"], run["name"]) == ("COMPLETED", "My try"), run["state"]
-    assert files(services, "trained", "grpo/figures") == {"grpo/figures/rlhf.png", "grpo/figures/watch.png"}
-    [tracked] = services.mlflow_runs("trained")
-    metrics = {metric["key"]: metric["value"] for metric in tracked["data"]["metrics"]}
-    assert {"policy/kl", "policy/gold", "policy/reward_seed0", "policy/weight_version_seed0"} <= metrics.keys()
-    assert {"policy/trained_gold", "cost/rlhf_tokens_per_second"} <= metrics.keys()
-    assert not [name for name in metrics if "_ci_" in name]
-    [told] = [text for text in services.artifacts(run["id"]) if "win rate" in text and "GRPO" in text]
-    edges = services.edges(run["id"])
-    assert edges["grpo"] >= {"policy", "train"}
-    assert "grpo" in edges["report"]
-    assert edges["register"] == {"report"}
-    assert "the synthetic benchmark" in told

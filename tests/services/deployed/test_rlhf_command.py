@@ -9,7 +9,6 @@ import pytest
 from rmcore.config.data import DataConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError
-from rmcore.data.table import write_pairs
 from rmcore.stages.order import pipeline_stages
 
 pytestmark = pytest.mark.services
@@ -79,13 +78,10 @@ def test_pairs_of_ones_own_without_a_judge_are_optimised_and_nothing_is_claimed(
     assert record["verdict"]["headline"] in " ".join(done.stdout.split())
     assert Path(outcome["figures"]["rlhf"]).read_bytes().startswith(b"\x89PNG")
     assert "nothing watches this training" in done.stderr
-
-
-@pytest.fixture(scope="module")
-def own_pairs(tmp_path_factory, gold_pairs):
-    path = tmp_path_factory.mktemp("own") / "pairs.parquet"
-    write_pairs(gold_pairs[:80], path)
-    return path
+    [tracked] = command.services.mlflow_runs("own")
+    metrics = {metric["key"] for metric in tracked["data"]["metrics"]}
+    assert {"policy/kl", "policy/reward_seed0", "policy/weight_version_seed0", "cost/rlhf_tokens_per_second"} <= metrics
+    assert not [name for name in metrics if "_ci_" in name]
 
 
 def test_what_the_options_contradict_is_refused(home):
