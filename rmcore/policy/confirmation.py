@@ -21,10 +21,10 @@ import numpy as np
 from rmcore.config.judging import MOST_UNREAD
 from rmcore.config.policy import PolicyConfig
 from rmcore.core.errors import ConfigError, DataError
-from rmcore.evaluation.uncertainty import GainValue, MetricValue, bounded_mean, shown_gain, unseen_prompts, unseen_share
+from rmcore.evaluation.uncertainty import GainValue, MetricValue, shown_gain, unseen_prompts, unseen_share
 from rmcore.policy.judge import require_named_judge, require_people
 from rmcore.policy.sampling.best_of_n import nominal_kl
-from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, ConfidenceSequence
+from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, ConfidenceSequence, unclipped_interval
 from rmcore.policy.stopping.pair_judges import WINS
 
 NOBODY_JUDGES = (
@@ -185,14 +185,9 @@ class ServedGain:
 
 
 def unclipped_gain(differences: Sequence[float], limit: float) -> GainValue:
-    """The mean of differences as they are, with an interval that counts with one more prompt that was not seen.
-
-    It is as far out as the largest difference that was seen, and as the limit at least (`bounded_means`).
-    """
-    values, level = np.array(differences, dtype=np.float64), 1 - LEVEL / (len(LOOKS) + 1)
-    lowest, highest = min(-limit, float(values.min())), max(limit, float(values.max()))
-    low, high = bounded_mean(values, lowest, highest, num_resamples=4000, seed=0, level=level)
-    return GainValue.of(float(values.mean()), low, high, num=len(values), num_prompts=len(values))
+    """The mean of differences as they are, with its interval (`unclipped_interval`)."""
+    low, high = unclipped_interval(differences, limit, num_resamples=4000)
+    return GainValue.of(float(np.mean(differences)), low, high, num=len(differences), num_prompts=len(differences))
 
 
 def tail_doubt(differences: Sequence[float], limit: float, said: Decision) -> str | None:

@@ -76,13 +76,6 @@ def test_equal_arms_are_one_with_all_their_names(rates):
         assert {experiment.arm_name(name) for name in called} == {arm.name}
 
 
-def test_an_arm_is_validated_as_a_whole():
-    """`last` is allowed, and so is patience; together they are not, and only the arm has both."""
-    levels = RATES["levels"] | {"bad": {"train.best_metric": "last"}}
-    with pytest.raises(ValidationError, match=r"arm 'bad': train: .*early_stopping_patience"):
-        declare(factors=[{"name": "lr", "levels": levels}])
-
-
 def test_a_group_can_be_given_whole_where_the_base_has_none():
     lora = {"model.lora": {"rank": 4}}
     [first, second] = declare(factors=[{"name": "w", "levels": {"low": {}, "high": lora}}]).arms()
@@ -127,6 +120,12 @@ REFUSED = {
     "compared with itself": (claim(arm="low"), r"hypotheses.0 \(H1\): 'low' would be compared with itself"),
     "level with versus": (claim(comparison="level", versus="low"), r"hypotheses.0 \(H1\).versus: a level"),
     "ratio with zero": (claim(comparison="ratio", threshold=0), r"hypotheses.0 \(H1\).threshold: a ratio"),
+    "merged with what it is compared with": (
+        {"factors": [{"name": "lr", "levels": RATES["levels"] | {"same": {"train.lr": 1e-4}}}]} | claim(arm="same"),
+        "'same' would be compared with itself",
+    ),
+    # It is allowed, and so is patience; together they are not, and only the arm has both.
+    "arm invalid as a whole": (level(**{"train.best_metric": "last"}), r"arm 'bad': train: .*early_stopping_patience"),
     "two of one name": ({"hypotheses": [DIFFERENCE, LEVEL]}, "hypotheses: two have the same name"),
 }
 
@@ -135,12 +134,6 @@ REFUSED = {
 def test_what_does_not_hold_together_is_refused_and_named(changes, message):
     with pytest.raises(ValidationError, match=message):
         declare(**changes)
-
-
-def test_a_hypothesis_about_a_merged_arm_compared_with_what_it_was_merged_into_is_refused():
-    levels = RATES["levels"] | {"same": {"train.lr": 1e-4}}
-    with pytest.raises(ValidationError, match="'same' would be compared with itself"):
-        declare(factors=[{"name": "lr", "levels": levels}], hypotheses=[DIFFERENCE | {"arm": "same"}])
 
 
 def test_a_metric_of_judged_answers_takes_a_file_of_them_in_every_arm():

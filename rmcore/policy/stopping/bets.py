@@ -12,20 +12,40 @@ Source:
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
 from rmcore.core.errors import DataError
+from rmcore.evaluation.uncertainty import bounded_mean
 
 MOST = 0.9
 """Share of the wealth that the worst possible value may take: all of it would end the game."""
 FEWEST_TO_SHOW = 128
 """Differences from which something is claimed where they are clipped, so that few prompts far out could turn the mean:
 they leave room for these on 2.3 % of all prompts (`rmcore.evaluation.uncertainty.unseen_share`)."""
+AGREES = 1 - 0.05 / 3
+"""Level of the interval of differences as they are, which is asked at several sizes."""
 GRID = 801
 """Means that a confidence sequence tries."""
+
+
+def unclipped_interval(differences: Sequence[float], limit: float, *, num_resamples: int) -> tuple[float, float]:
+    """The interval of the mean of differences as they are: where it does not agree, clipped ones claim nothing.
+
+    It counts with one more prompt that was not seen, as far out as the largest difference that was seen, and as the
+    limit at least (`bounded_mean`).
+
+    Args:
+        differences: as judged, one a prompt.
+        limit: size at which a bet on them clips them.
+        num_resamples: of the bootstrap.
+    """
+    values = np.array(differences, dtype=np.float64)
+    lowest, highest = min(-limit, float(values.min())), max(limit, float(values.max()))
+    return bounded_mean(values, lowest, highest, num_resamples=num_resamples, seed=0, level=AGREES)
 
 
 @dataclass

@@ -22,8 +22,8 @@ import numpy as np
 from scipy.stats import norm
 
 from rmcore.core.arrays import FloatArray
-from rmcore.evaluation.uncertainty import bounded_mean, unseen_share
-from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, Bet
+from rmcore.evaluation.uncertainty import unseen_share
+from rmcore.policy.stopping.bets import FEWEST_TO_SHOW, Bet, unclipped_interval
 
 Action = Literal["go_on", "stop"]
 CAUTIOUS = 0.5
@@ -36,9 +36,6 @@ FAR_BACK = 0.5
 gaining: close neighbours are always alike."""
 LEVEL = 0.05
 """Chance of a false alarm in the whole training, at most: of each of the decisions by itself."""
-AGREES = 1 - LEVEL / 3
-"""Level of the interval of differences as they are, which is asked at several sizes (`Staked.agrees`): as of what is
-served."""
 USEFUL_GAIN = 0.1
 """Gain since half of the distance below which the true reward has stopped gaining: in standard deviations within
 prompts, or where people judge in wins less losses a comparison."""
@@ -212,9 +209,7 @@ class Staked:
             return True
         count -= count % max(1, self.fewest // 4)
         if count not in self._agreed:
-            values = np.array(self.values[:count])
-            lowest, highest = min(-self.limit, float(values.min())), max(self.limit, float(values.max()))
-            low, high = bounded_mean(values, lowest, highest, num_resamples=2000, seed=0, level=AGREES)
+            low, high = unclipped_interval(self.values[:count], self.limit, num_resamples=2000)
             self._agreed[count] = low > bet.null if bet.side == "above" else high < bet.null
         return self._agreed[count]
 

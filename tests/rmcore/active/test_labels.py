@@ -1,11 +1,11 @@
 """A CSV of pairs to label goes out blind and comes back checked, whole or not at all."""
 
-import csv
 import json
 
 import pandas as pd
 import pytest
 
+from label_sheets import fill, rows_of, write_rows
 from rmcore.active.labels import ingest, plain, read_proposal, same_texts, write_proposal
 from rmcore.config.data import GoldConfig
 from rmcore.core.errors import DataError
@@ -17,20 +17,6 @@ from rmcore.data.readers.sources import load_pairs
 @pytest.fixture
 def pool():
     return generate_pairs(GoldConfig(num_prompts=40, pairs_per_prompt=3), seed=5).pairs
-
-
-def read(path):
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def fill(path, decide):
-    """What a labeller does: `decide(row)` gives a, b or nothing."""
-    rows = read(path)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows([row | {"preferred": decide(row)} for row in rows])
 
 
 def truth(pool):
@@ -53,13 +39,13 @@ def test_labels_come_back_as_the_pairs_that_were_meant(pool, tmp_path):
 
 def test_the_order_of_a_row_is_a_coin_and_not_the_pools_order(pool, tmp_path):
     turned = [PreferencePair(p.prompt, p.rejected, p.chosen, pair_id=p.pair_id) for p in pool]
-    first = read(write_proposal(pool, tmp_path / "a.csv", seed=0))
-    second = read(write_proposal(turned, tmp_path / "b.csv", seed=0))
+    first = rows_of(write_proposal(pool, tmp_path / "a.csv", seed=0))
+    second = rows_of(write_proposal(turned, tmp_path / "b.csv", seed=0))
     assert first == second  # labels, should the pool have any, show nowhere
     is_first = truth(pool)
     share = sum(is_first(row) == "a" for row in first) / len(pool)
     assert 0.3 < share < 0.7
-    assert read(write_proposal(pool, tmp_path / "c.csv", seed=1)) != first
+    assert rows_of(write_proposal(pool, tmp_path / "c.csv", seed=1)) != first
     with pytest.raises(DataError, match="is there already"):  # and may hold labels
         write_proposal(pool, tmp_path / "c.csv", seed=1)
 
@@ -84,7 +70,7 @@ def test_no_cell_is_a_formula_and_every_text_comes_back(tmp_path, saved_again):
     texts = [*FORMULAS, "'tis", "1 = 1", "''", "plain", "p\rq", "three\r\nfour"]
     pool = [PreferencePair(text, f"{text} a", f"{text} b", pair_id=text.replace("\r", "")) for text in texts]
     path = write_proposal(pool, tmp_path / "to_label.csv", seed=0)
-    assert not [cell for row in read(path) for cell in row.values() if cell[:1] in tuple("=+-@\t\r\uff1d")]
+    assert not [cell for row in rows_of(path) for cell in row.values() if cell[:1] in tuple("=+-@\t\r\uff1d")]
     if saved_again:
         pd.read_csv(path, dtype=str, keep_default_na=False).to_csv(path, index=False)
     for row, pair in zip(read_proposal(path), pool, strict=True):
@@ -138,10 +124,7 @@ def test_a_mistake_is_named_and_nothing_is_taken_over(pool, tmp_path, change, wo
     ingest(good, pool, out)
     before = out.read_bytes()
     rows = broken(pool, change)
-    with (tmp_path / "bad.csv").open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows(rows)
+    write_rows(tmp_path / "bad.csv", rows)
     with pytest.raises(DataError, match=words):
         ingest(tmp_path / "bad.csv", pool, out)
     assert out.read_bytes() == before

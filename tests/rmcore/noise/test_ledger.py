@@ -59,16 +59,6 @@ def test_where_no_rate_can_be_told_there_is_no_posterior_and_an_order_by_margins
     assert found.record()["expected_wrong"] is None
 
 
-@pytest.mark.slow
-def test_clean_labels_are_left_alone():
-    clean_ledger = ledger_of(0.0)
-    assert not clean_ledger.table["called"].any()
-    for how in ("drop", "weight"):
-        kept, changes = clean(clean_ledger, how)
-        assert kept == list(clean_ledger.pairs)
-        assert changes == []
-
-
 @pytest.mark.parametrize("how", ["drop", "weight"])
 def test_the_manifest_has_all_that_was_changed_and_gives_the_file_back(noisy, how, tmp_path):
     out = tmp_path / "cleaned.parquet"

@@ -1,11 +1,11 @@
 """`rm-opt data noise` from a file of pairs to ledger, review sheet and cleaned file."""
 
-import csv
 import json
 
 import pandas as pd
 import pytest
 
+from label_sheets import fill, rows_of
 from rmcore.cli import app
 from rmcore.cli.guard import guard
 from rmcore.config.data import GoldConfig
@@ -43,13 +43,8 @@ def test_a_ledger_a_review_and_a_cleaned_file(pairs, tiny_folder, tmp_path, caps
     assert pairs.read_bytes() == before
 
     sheet = out / "review.csv"
-    with sheet.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 6
-    with sheet.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, rows[0])
-        writer.writeheader()
-        writer.writerows([row | {"preferred": "a"} for row in rows])
+    assert len(rows := rows_of(sheet)) == 6
+    fill(sheet, lambda row: "a")
     reviewed = tmp_path / "reviewed.jsonl"
     assert run("data", "ingest", "--labels", sheet, "--pool", pairs, "--out", reviewed) == 0
     assert {pair.pair_id: pair.chosen for pair in load_pairs(str(reviewed)).pairs} == {

@@ -83,7 +83,7 @@ def test_a_chosen_one_that_is_no_better_is_hardly_ever_called_so(passes):
 @pytest.mark.parametrize(("quality", "decision"), [(0.9, "rose"), (-0.9, "fell")])
 def test_what_is_clear_is_decided_after_few_and_stays_so(quality, decision):
     known, decided = ServedGain(CLIP, 0.3), []
-    differences = served(np.random.default_rng(1), 300, 16, quality)
+    differences = served(np.random.default_rng(1), 180, 16, quality)
     for difference in differences:
         known.see(float(difference))
         decided.append(known.decision)
@@ -111,44 +111,23 @@ def test_a_gain_that_is_real_and_less_than_asked_for_ends_it_as_well():
     assert known.decision == "rose"
 
 
-def served_until_decided(differences):
-    """What a serving that asks after every 8 pairs says in its end."""
-    known = ServedGain(CLIP, 0.3)
-    for number, difference in enumerate(differences, 1):
-        known.see(float(difference))
-        if number % 8 == 0 and known.is_decided:
-            break
-    return known
-
-
-def rare(rng, size, share, rest):
-    """Differences of mean zero or below it: a share is far out on the other side of zero than the rest."""
-    far = -np.sign(rest) * (20.0 if rest > 0 else abs(rest) * (1 - share) / share)
-    return np.where(rng.random(size) < share, far, rest + rng.normal(size=size))
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize(("rest", "wrong"), [(0.5, "rose"), (-0.6, "fell")])
-def test_what_few_prompts_turn_is_not_claimed(rest, wrong):
-    """3 % of prompts lose 20 sd and the others gain 0.5, so the mean is -0.11; or a right tail makes the mean zero.
+def test_harm_that_few_prompts_turn_is_not_claimed():
+    """3 % of prompts gain so much that the mean is zero, and the others lose 0.6; clipped at 3 sd it falls for certain.
 
-    Clipped at 3 sd, the first rises and the second falls for certain.
+    That a gain is not claimed where few prompts lose far more: tests/benchmarks/test_verdict_edges.py.
     """
-    rng, repeats, claimed = np.random.default_rng(11), 40, 0
+    rng, repeats, claimed, doubted = np.random.default_rng(11), 40, 0, 0
     for _ in range(repeats):
-        known = served_until_decided(rare(rng, 400, 0.03, rest))
-        claimed += known.decision == wrong
-        if known.decision == "unclear" and known.interval[0] > 0:
-            assert "are clipped at 3" in known.doubt
+        known = ServedGain(CLIP, 0.3)
+        for number, is_far in enumerate(rng.random(400) < 0.03, 1):
+            known.see(0.6 * 0.97 / 0.03 if is_far else float(-0.6 + rng.normal()))
+            if number % 8 == 0 and known.is_decided:
+                break
+        claimed += known.decision == "fell"
+        doubted += known.doubt is not None and "are clipped at 3" in known.doubt
     assert stats.binomtest(claimed, repeats, 0.03, alternative="greater").pvalue > 0.001, claimed / repeats
-
-
-@pytest.mark.slow
-def test_what_has_no_tail_is_decided_in_spite_of_it():
-    rng = np.random.default_rng(12)
-    found = [served_until_decided(served(rng, 400, 16, quality)) for quality in (0.6, -0.6) for _ in range(10)]
-    assert [one.decision for one in found] == ["rose"] * 10 + ["fell"] * 10
-    assert np.mean([len(one.differences) for one in found]) < LOOKS[1]
+    assert doubted > repeats / 2
 
 
 @pytest.mark.parametrize(("is_clipped", "decision"), [(True, "unclear"), (False, "rose")])

@@ -15,43 +15,35 @@ from rmcore.reporting.html.policy import curve_finding
 METHODS = ["best_of_n", "kl_optimum"]
 
 
-def world(seed: int, flaw: float, num_prompts: int = 120, size: int = 64):
-    """Samples of quality q, a proxy that also likes a habit h, and a gold reward that punishes much of it."""
+def world(seed: int, *, is_flawed: bool = False, num_prompts: int = 120, size: int = 64):
+    """Rewards of samples, and a gold reward that is the same, or falls where they are high."""
     rng = np.random.default_rng(seed)
-    quality, habit = rng.normal(size=(2, num_prompts, size))
+    proxy = rng.normal(size=(num_prompts, size))
     difficulty = rng.normal(size=(num_prompts, 1)) * 3  # of the prompt; must not matter
-    proxy = quality + flaw * np.exp(habit) + difficulty
-    gold = quality - flaw * np.exp(habit) * (habit > 0.7) + 5 * difficulty
-    return list(proxy), list(gold)
+    gold = proxy - 0.8 * np.maximum(proxy - 0.5, 0) ** 2 if is_flawed else proxy
+    return list(proxy + difficulty), list(gold + 5 * difficulty)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_flawed_proxy_turns_and_a_good_one_does_not(method):
-    good = overoptimization(*world(0, 0.0), planned_kl=3.0, method=method)
+    good, flawed = (
+        overoptimization(*world(0, is_flawed=is_flawed), planned_kl=3.0, method=method) for is_flawed in (False, True)
+    )
     assert not good.turned
     assert good.best == len(good.points) - 1
     assert good.points[-1].gold.ends[0] > 1
-    flawed = overoptimization(*world(0, 0.8), planned_kl=3.0, method=method)
-    assert flawed.points[-1].proxy.value > flawed.points[-2].proxy.value  # the proxy rises by construction
-    assert flawed.fall.value <= 0
+    assert flawed.turned
+    assert 0 < flawed.best < len(flawed.points) - 1
+    assert flawed.fall.ci_high < 0
+    assert "turns: highest at " in curve_finding(flawed.to_dict())
     for curve in (good, flawed):
         kl = [point.kl for point in curve.points]
         assert kl == sorted(kl)
         assert kl[0] == pytest.approx(0, abs=1e-12)
         assert curve.points[0].gold.value == pytest.approx(0, abs=1e-12)
+        assert curve.points[-1].proxy.value > curve.points[-2].proxy.value
         json.dumps(curve.to_dict(), allow_nan=False)
-
-
-def test_a_gold_reward_that_falls_is_called_turned():
-    rng = np.random.default_rng(3)
-    proxy = list(rng.normal(size=(100, 64)))
-    gold = [pool - 0.8 * np.maximum(pool - 0.5, 0) ** 2 for pool in proxy]
-    curve = overoptimization(proxy, gold, planned_kl=3.0)
-    assert curve.turned
-    assert 0 < curve.best < len(curve.points) - 1
-    assert curve.fall.ci_high < 0
-    assert "turns: highest at n = " in curve_finding(curve.to_dict())
 
 
 def test_demonstrations_keep_away_from_held_out_prompts_and_repeat_by_seed():
@@ -79,7 +71,7 @@ def test_intervals_cover_the_gain_that_theory_gives():
 
 
 def test_a_reward_that_tells_nothing_apart_is_refused():
-    proxy, gold = world(1, 0.2, num_prompts=5, size=8)
+    proxy, gold = world(1, num_prompts=5, size=8)
     with pytest.raises(ConfigError, match=r"the proxy rewards: .*one and the same reward"):
         overoptimization([np.ones_like(pool) for pool in proxy], gold, planned_kl=1.0)
 

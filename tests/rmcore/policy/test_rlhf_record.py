@@ -28,17 +28,15 @@ def covered(intervals):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_seeds", [3, 10])
-@pytest.mark.parametrize(("prompt_sd", "seed_sd"), [(0.8, 0.05), (0.05, 0.8)], ids=["prompts", "seeds"])
-def test_an_interval_over_seeds_knows_that_they_answer_the_same_prompts(num_seeds, prompt_sd, seed_sd):
-    progress = experiments(num_seeds, prompt_sd, seed_sd)
+def test_an_interval_over_seeds_knows_that_they_answer_the_same_prompts():
+    progress = experiments(3, 0.8, 0.05)
     points = curve_of(progress, num_resamples=300, seed=0)
     share = covered([point["gold"] for point in points])
     # 93 % is promised (test_verdict_coverage); 200 experiments may fall short of that by three standard errors
     assert share >= 0.93 - 3 * np.sqrt(0.93 * 0.07 / EXPERIMENTS)
-    if prompt_sd > seed_sd:  # over seeds alone, "95 %" covers a half or less
-        means = progress.groupby(["step", "seed"])["gold"].mean().to_numpy().reshape(EXPERIMENTS, num_seeds)
-        assert covered([t_interval(row).to_dict() for row in means]) < 0.8 < share
+    # Over seeds alone, "95 %" covers a half or less.
+    means = progress.groupby(["step", "seed"])["gold"].mean().to_numpy().reshape(EXPERIMENTS, 3)
+    assert covered([t_interval(row).to_dict() for row in means]) < 0.8 < share
 
 
 def test_the_value_is_the_mean_of_the_seeds_and_one_seed_has_its_prompts_alone():

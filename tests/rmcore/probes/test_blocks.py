@@ -23,10 +23,13 @@ def test_violated_rules_fail_with_their_worst_example_and_a_model_without_one_pa
         assert (f"edited by <{one['rule']}>" in examples) == (one["verdict"] == "violated")
         share = [numbers.with_interval(one["violations"], "share")] if one["violations"] else []
         assert all(" ".join(shown.split()) in text for shown in (*share, numbers.with_interval(one["shift"])))
-        assert f"Edit {one['rule']}." in text
-    text = report_with(probe=sample.record(is_good=True)).section("probe")
+    good = sample.record(is_good=True)
+    text = report_with(probe=good).section("probe")
     assert "✓ None of 4 rules is shown to be violated" in text
     assert "Worst examples" not in text
+    for found in (record, good):  # the section is open where rules are violated
+        shown = sections(report_sample.results() | {"probe": found})
+        assert [one.block.is_folded for one in shown if one.anchor == "probe"] == [found is good]
 
 
 def test_probes_tell_a_card_which_edits_pay():
@@ -39,13 +42,6 @@ def test_probes_tell_a_card_which_edits_pay():
     assert not section.tables  # which have texts of the data
     told = read_evidence(report_sample.results(), "run demo")
     assert any(one.title == section.title for part in told for one in part.sections)
-
-
-def test_the_section_is_open_where_rules_are_violated():
-    for is_good in (False, True):
-        results = report_sample.results() | {"probe": sample.record(is_good=is_good)}
-        (shown,) = [one.block for one in sections(results) if one.anchor == "probe"]
-        assert shown.is_folded == is_good
 
 
 @pytest.mark.slow

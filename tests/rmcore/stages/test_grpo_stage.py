@@ -1,6 +1,5 @@
 """The stage grpo on the smallest chain: what it writes, what moves its key, what it refuses, and how it continues."""
 
-import csv
 import json
 import shutil
 import sys
@@ -10,6 +9,7 @@ import pandas as pd
 import pytest
 
 import policy_chain
+from label_sheets import fill, rows_of
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError
@@ -120,16 +120,11 @@ def test_several_rewards_are_said_each_with_how_it_moved_and_a_judge_of_ones_own
 
 def answered(folder):
     """People prefer the first response of every open row; whether there was one."""
-    found = False
-    for file in folder.glob("*.csv"):
-        with file.open(newline="", encoding="utf-8") as text:
-            rows = list(csv.DictReader(text))
-        found = found or any(not row["preferred"] for row in rows)
-        with file.open("w", newline="", encoding="utf-8") as text:
-            writer = csv.DictWriter(text, list(rows[0]))
-            writer.writeheader()
-            writer.writerows([row | {"preferred": row["preferred"] or "a"} for row in rows])
-    return found
+    files = list(folder.glob("*.csv"))
+    is_open = any(not row["preferred"] for file in files for row in rows_of(file))
+    for file in files:
+        fill(file, lambda row: row["preferred"] or "a")
+    return is_open
 
 
 @pytest.mark.slow

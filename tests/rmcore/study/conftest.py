@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from reward_table import reward_table
 from rmcore.core.manifests import MANIFEST, with_self_digest
 from rmcore.core.store import Store
 from rmcore.readiness.judged_answers import JudgedAnswers
@@ -26,17 +27,9 @@ def make_rewards():
         pairs, trained = np.random.default_rng(world), np.random.default_rng(1000 + seed)
         prompt = np.arange(num_pairs) % num_prompts
         margin = gain + pairs.normal(0, 1, num_prompts)[prompt] + trained.normal(0, 1, num_pairs)
-        return pd.DataFrame(
-            {
-                "pair_id": [f"pair-{world}-{i:04d}" for i in range(num_pairs)],
-                "prompt_id": [f"prompt-{world}-{i}" for i in prompt],
-                "reward_chosen": margin / 2,
-                "reward_rejected": -margin / 2,
-                "chosen_chars": pairs.integers(80, 100, num_pairs),
-                "rejected_chars": pairs.integers(80, 110, num_pairs),
-                "subset": None,
-            }
-        )
+        ends = {"chosen_chars": 100, "rejected_chars": 110}
+        chars = {side: pairs.integers(80, end, num_pairs) for side, end in ends.items()}
+        return reward_table(margin / 2, -margin / 2, [f"{world}-{number}" for number in prompt], **chars)
 
     return make
 

@@ -1,11 +1,11 @@
 """Judges of pairs: the unit of scores, and people's files there and back."""
 
-import csv
 import stat
 
 import numpy as np
 import pytest
 
+from label_sheets import fill, rows_of
 from rmcore.core.errors import DataError, JudgementsWantedError
 from rmcore.data.pair import Message
 from rmcore.policy.judge import HookJudge
@@ -77,17 +77,6 @@ def test_turns_ask_for_what_is_not_kept(tmp_path, at_once, lines, asked):
     assert (tmp_path / "cut.jsonl").read_text().splitlines(keepends=True) == kept
 
 
-def fill(file, answer):
-    with file.open(newline="", encoding="utf-8") as rows:
-        found = list(csv.DictReader(rows))
-    for row in found:
-        row["preferred"] = answer(row)
-    with file.open("w", newline="", encoding="utf-8") as rows:
-        writer = csv.DictWriter(rows, list(found[0]))
-        writer.writeheader()
-        writer.writerows(found)
-
-
 def test_people_are_asked_and_their_answers_come_back_the_right_way_round(tmp_path):
     judge = PeopleJudge(tmp_path)
     with pytest.raises(JudgementsWantedError, match="2 of 2 pairs wait") as wanted:
@@ -108,8 +97,7 @@ def test_the_file_does_not_say_whose_a_response_is(tmp_path):
     new, old = [f"new {number}" for number in range(60)], [f"old {number}" for number in range(60)]
     with pytest.raises(JudgementsWantedError):
         judge.compare("look", ["p"] * 60, new, old)
-    with (tmp_path / "look.csv").open(newline="", encoding="utf-8") as rows:
-        first = [row["response_a"] in new for row in csv.DictReader(rows)]
+    first = [row["response_a"] in new for row in rows_of(tmp_path / "look.csv")]
     assert 15 < sum(first) < 45
     with pytest.raises(JudgementsWantedError, match="1 of 1"):
         judge.compare("empty", ["p", "q"], ["", " "], ["text", "\n"])
