@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from scipy.stats import chisquare
 from transformers import AutoModelForCausalLM
 
+from rmcore.core.errors import NotReadyError, ServingError
 from rmcore.models.loading import quiet_libraries
 from rmcore.models.tiny import build_tiny
 from rmcore.policy.policy import Policy
@@ -53,6 +54,25 @@ class TextScorer:
 
     def wait_ready(self, timeout_s):
         self.waits += 1
+
+
+class AwayScorer(TextScorer):
+    """Rewards length; fails the calls in `failing`, after which it says that it is ready again, or is gone for good."""
+
+    def __init__(self, failing, *, comes_back):
+        super().__init__(len)
+        self.failing, self.comes_back = failing, comes_back
+
+    def score(self, rollouts):
+        if self.calls in self.failing:
+            self.calls += 1
+            raise NotReadyError("restarting")
+        return super().score(rollouts)
+
+    def wait_ready(self, timeout_s):
+        super().wait_ready(timeout_s)
+        if not self.comes_back:
+            raise ServingError("no server")
 
 
 class Prefers:

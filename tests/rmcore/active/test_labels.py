@@ -100,13 +100,6 @@ def test_labels_may_hold_any_character_that_ends_a_line_elsewhere(tmp_path):
         ingest(path, pool, out)
 
 
-def broken(pool, change):
-    """Rows after a labeller's mistake."""
-    rows = [{"pair_id": p.pair_id, "prompt": "", "response_a": p.chosen, "response_b": p.rejected, "preferred": "a"}
-            for p in pool[:4]]  # fmt: skip
-    return change(rows)
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -123,7 +116,12 @@ def test_a_mistake_is_named_and_nothing_is_taken_over(pool, tmp_path, change, wo
     fill(good, truth(pool))
     ingest(good, pool, out)
     before = out.read_bytes()
-    rows = broken(pool, change)
+    rows = change(
+        [
+            {"pair_id": p.pair_id, "prompt": "", "response_a": p.chosen, "response_b": p.rejected, "preferred": "a"}
+            for p in pool[:4]
+        ]
+    )
     write_rows(tmp_path / "bad.csv", rows)
     with pytest.raises(DataError, match=words):
         ingest(tmp_path / "bad.csv", pool, out)

@@ -21,8 +21,8 @@ def drawn(seed, rate, num_prompts=150, pairs_of=4, error=0.0):
     return np.where(first, seen, -seen), prompts.astype(str), turned
 
 
-def test_the_posterior_is_calibrated():
-    margins, prompts, turned = drawn(3, 0.15, num_prompts=2000)
+def test_the_posterior_is_calibrated_and_what_is_called_has_about_the_stated_share_of_right_labels():
+    margins, prompts, turned = drawn(5, 0.2, num_prompts=2000)
     model = fit_labels(margins, prompts)
     posterior = model.posterior(margins)
     for low, high in ((0, 0.1), (0.1, 0.4), (0.4, 0.8), (0.8, 1.01)):
@@ -30,13 +30,7 @@ def test_the_posterior_is_calibrated():
         spread = np.sqrt(0.25 / inside.sum())
         assert inside.sum() > 50
         assert abs(posterior[inside].mean() - turned[inside].mean()) < 0.03 + 2 * spread
-
-
-def test_what_is_called_has_about_the_stated_share_of_right_labels():
-    margins, prompts, turned = drawn(5, 0.2, num_prompts=2000)
-    model = fit_labels(margins, prompts)
-    wrong = called(model.posterior(margins), 0.2)
-    careful = called(model.cautious(margins), 0.2)
+    wrong, careful = called(posterior, 0.2), called(model.cautious(margins), 0.2)
     assert wrong.sum() > careful.sum() > 200
     assert (~turned[wrong]).mean() == pytest.approx(0.2, abs=0.08)
     assert (~turned[careful]).mean() < 0.22

@@ -12,7 +12,7 @@ from transformers import AutoTokenizer
 
 import small_policies as policies
 from rmcore.config.rlhf import RlhfConfig
-from rmcore.core.errors import ConfigError, DataError, NotReadyError, ServingError, TrainingError
+from rmcore.core.errors import ConfigError, DataError, TrainingError
 from rmcore.data.pair import Message
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.policy.grpo.credit import LengthCredit, RewardModelCreditAssigner
@@ -59,22 +59,8 @@ def rewarded(policy):
     return rewarded
 
 
-class Away(policies.TextScorer):
-    """Fails the first calls, and says each time that it is ready again."""
-
-    def __init__(self, num_failing):
-        super().__init__(len)
-        self.num_failing = num_failing
-
-    def score(self, rollouts):
-        if self.calls < self.num_failing:
-            self.calls += 1
-            raise NotReadyError("restarting")
-        return super().score(rollouts)
-
-
 def test_a_scorer_that_comes_back_is_waited_for(rewarded):
-    away = Away(2)
+    away = policies.AwayScorer({0, 1}, comes_back=True)
     credits, seen = rewarded(away)
     assert credits == [1.0, 2.0, 3.0, 0.0]
     assert [rollout.steps[0].completion for rollout in seen] == ["a", "aa", "aaa", ""]
@@ -82,21 +68,15 @@ def test_a_scorer_that_comes_back_is_waited_for(rewarded):
 
 
 def test_a_scorer_that_is_ready_and_fails_is_asked_ever_more_rarely_and_not_called_away(rewarded):
-    scorer = Away(10**9)
+    scorer = policies.AwayScorer(range(10**9), comes_back=True)
     with pytest.raises(TrainingError, match=r"failed \d+ times within 1 s, .* was ready: restarting .*same command"):
         rewarded(scorer, wait_seconds=1.0)
     assert 2 <= scorer.calls <= 6  # pauses of 0.1, 0.2, 0.4 s and what is left; a busy machine leaves less
 
 
 def test_a_scorer_that_stays_away_is_called_so(rewarded):
-    scorer = Away(10**9)
-
-    def never(timeout_s):
-        raise ServingError("no server")
-
-    scorer.wait_ready = never
     with pytest.raises(TrainingError, match="away for 60 s in the middle of a step: no server"):
-        rewarded(scorer)
+        rewarded(policies.AwayScorer(range(10**9), comes_back=False))
 
 
 def test_a_step_that_two_versions_scored_is_refused(rewarded):

@@ -13,7 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GPT2Co
 
 import small_policies as policies
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
-from rmcore.core.errors import DataError, ModelError, NotReadyError, ServingError, TrainingError
+from rmcore.core.errors import DataError, ModelError, TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.tracking import MemoryTracker
 from rmcore.data.pair import Message
@@ -33,22 +33,6 @@ pytestmark = pytest.mark.slow
 
 PROMPTS = ["What is 2 + 2?", "What is 2 + 3?", (Message("user", "Hi"), Message("assistant", "?"), Message("user", "A"))]
 SMALL = RlhfConfig(steps=2, prompts_per_step=2, group_size=4, measure_every=1, learning_rate=1e-3)
-
-
-class Away(Scorer):
-    """Fails the calls in `failing`, and is gone for good."""
-
-    def __init__(self, failing):
-        super().__init__(len)
-        self.failing = failing
-
-    def score(self, rollouts):
-        if self.calls in self.failing:
-            raise NotReadyError("restarting")
-        return super().score(rollouts)
-
-    def wait_ready(self, timeout_s):
-        raise ServingError("no server")
 
 
 @pytest.fixture(scope="module")
@@ -285,7 +269,7 @@ def test_a_watched_training_that_was_cut_off_looks_and_ends_as_one_that_was_not(
 def test_a_scorer_that_stays_away_ends_the_training_with_its_state_saved(plan, whole, tmp_path):
     settings = plan.settings.model_copy(update={"measure_every": 5})
     with pytest.raises(TrainingError, match="same command continues"):
-        finish(plan, tmp_path, scorer=Away({3}), settings=settings, wait_seconds=0.2)
+        finish(plan, tmp_path, scorer=policies.AwayScorer({3}, comes_back=False), settings=settings, wait_seconds=0.2)
     assert [place.name for place in tmp_path.glob("checkpoint-*")] == ["checkpoint-3"]
     finish(plan, tmp_path, scorer=Scorer(len), settings=settings)
     assert json.loads((tmp_path / FINISHED).read_text())["num_steps"] == 5

@@ -123,9 +123,6 @@ def test_it_leaves_the_training_as_it_was(policy, tmp_path):
     assert {place.name for place in folder.iterdir()} == {
         "watch.json", "snapshots", "look_2", "look_4", "look_6", "look_8"
     }  # fmt: skip
-    asked = [json.loads(file.read_text())["prompts"] for file in folder.glob("look_*/asked.json")]
-    # What the first labels of a prompt show, bets on its later ones are won by: each is judged once.
-    assert len({place for look in asked for place in look}) == sum(map(len, asked)) == WATCH.labels // 2
 
 
 def test_a_look_that_was_cut_off_asks_for_the_rest_alone(policy, tmp_path):
@@ -150,6 +147,7 @@ def test_a_look_that_was_cut_off_asks_for_the_rest_alone(policy, tmp_path):
 
 
 def test_a_training_that_gets_more_steps_judges_no_prompt_again(policy, tmp_path):
+    """What the first labels of a prompt show, bets on its later ones are won by: each is judged once."""
     likes = Judge(lambda text: float(text.count("a")))
     train(policy, tmp_path, likes.of_pairs, SETTINGS.model_copy(update={"steps": 4}))
     train(policy, tmp_path, likes.of_pairs, resume=str(tmp_path / "checkpoint-2"))

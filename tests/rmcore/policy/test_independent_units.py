@@ -16,34 +16,25 @@ def test_equal_prompts_and_those_of_one_topic_are_one_unit():
     assert independent_units([], []) == []
 
 
-def test_near_copies_and_topics_are_one_unit_and_others_are_their_own():
-    story = "Write a short story about a {} who finds an old map in the attic and decides to follow it through the city"
-    copies = [f"{start} {story.format('sailor')}" for start in ("Please", "Now", "Today", "Kindly", "Again")]
-    others = [
-        "Explain to a child of ten years why the sky is blue and why it turns red in the evening before sunset",
-        "Give me the three most important arguments for and against a tax on sugar in soft drinks, in plain words",
-        "Sort these numbers: 3, 1, 2",
-        "Sort these numbers: 3, 1, 4",
-    ]
-    assert independent_units([*copies, *others], [None] * 9) == [0] * 5 + [1, 2, 3, 4]
-    assert independent_units([*copies, others[0]], [*[None] * 4, "x", "x"]) == [0] * 6
-
-
 def test_a_template_of_all_prompts_makes_none_a_copy():
     template = "You are a careful assistant who reads the whole question before the answer is written down, so: {}"
     ends = [" ".join(f"w{place}x{number}" for number in range(14)) for place in range(40)]
     assert independent_units([template.format(end) for end in ends], [None] * 40) == list(range(40))
 
 
-@given(st.lists(st.lists(st.sampled_from("abcdefgh"), min_size=0, max_size=24).map(" ".join), max_size=9))
-def test_units_are_those_of_all_couples(prompts):
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.sets(st.integers(0, 19), max_size=4)), max_size=9))
+def test_units_are_those_of_all_couples(drawn):
+    """Copies of two texts of twenty words, in which some words are others: one of them keeps a half of all fives."""
+    prompts = [
+        " ".join(f"new{number}x{at}" if at in changed else f"{text}{at}" for at in range(20))
+        for number, (text, changed) in enumerate(drawn)
+    ]
     grams = [module._grams(prompt) for prompt in prompts]
     unit = list(range(len(prompts)))
     for _ in prompts:
         for one in range(len(prompts)):
             for other in range(one):
                 a, b = grams[one], grams[other]
-                enough = min(len(a), len(b)) >= module.FEWEST_GRAMS
-                if prompts[one] == prompts[other] or (enough and len(a & b) >= NEAR * len(a | b)):
+                if len(a & b) >= NEAR * len(a | b):
                     unit[one] = unit[other] = min(unit[one], unit[other])
     assert independent_units(prompts, [None] * len(prompts)) == np.unique(unit, return_inverse=True)[1].tolist()

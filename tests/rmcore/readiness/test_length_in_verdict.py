@@ -68,9 +68,9 @@ def verdict(rng, taste, knows, num_prompts=60):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("taste", [0.8, 1.2, 2.5])
+@pytest.mark.parametrize("taste", [0.8, 2.5])
 def test_a_model_of_length_alone_is_not_ready_by_a_judge_that_likes_length(taste, audit_with):
-    """Length biases of 0.25, 0.35 and 0.58; without a look at length 97 to 100 of 100 evaluations say ready."""
+    """Length biases of 0.25 and 0.58; without a look at length 97 to 100 of 100 evaluations say ready."""
     rng = np.random.default_rng(0)
     _, asked = audit_with(taste, list(pairs_of_people(rng, 300)))
     for _ in range(15):

@@ -51,21 +51,24 @@ def test_a_perfect_model_is_ready_and_says_for_what():
     assert "as far as it goes, which is 2.4 nats, because rewards tie" in tied["verdict"]["headline"]
 
 
-@pytest.mark.parametrize(("num_telling", "expected"), [(0, "unclear"), (49, "unclear"), (50, "ready")])
-def test_a_few_prompts_that_the_judge_tells_apart_leave_room_for_disasters(num_telling, expected):
-    found = judged(perfect(), num_telling=num_telling)
-    assert found["verdict"]["status"] == expected
-    if expected == "unclear":
-        assert (
-            found["verdict"]["reasons"][0]
-            == f"independent prompts whose samples the judge tells apart: {num_telling}, wanted at least 50"
-        )
+GOOD, HARM = part(CONFIG.min_gain + 3), part(-2.0, -3.0, -1.0)
 
 
-@pytest.mark.parametrize(("num_telling", "expected"), [(MIN_PROMPTS - 1, "unclear"), (MIN_PROMPTS, "not_ready")])
-def test_harm_is_shown_by_few_prompts_and_not_by_a_handful(num_telling, expected):
-    found = judged(perfect() | {"planned_gain": part(-2.0, -3.0, -1.0)}, num_telling=num_telling)
+@pytest.mark.parametrize(
+    ("num_telling", "gain", "expected"),
+    [
+        (0, GOOD, "unclear"),
+        (49, GOOD, "unclear"),
+        (50, GOOD, "ready"),
+        (MIN_PROMPTS - 1, HARM, "unclear"),
+        (MIN_PROMPTS, HARM, "not_ready"),
+    ],
+)
+def test_a_few_prompts_that_the_judge_tells_apart_leave_room_for_disasters_and_show_harm(num_telling, gain, expected):
+    found = judged(perfect() | {"planned_gain": gain}, num_telling=num_telling)
     assert found["verdict"]["status"] == expected
+    few = f"independent prompts whose samples the judge tells apart: {num_telling}, wanted at least 50"
+    assert (few in found["verdict"]["reasons"]) == (num_telling < 50)
 
 
 @pytest.mark.parametrize("name", GATES)
@@ -149,9 +152,8 @@ def test_ends_that_hold_if_no_prompt_is_a_disaster_decide_and_are_called_so_ever
     found = judged(perfect() | {"planned_gain": few})
     assert found["verdict"]["status"] == "ready"
     assert "+1.64 sd (+1.40 to +1.90 if no prompt is a disaster)" in found["verdict"]["headline"]
-    texts = {check["name"]: check["text"] for check in found["gate"]}
-    assert "lower end if no prompt is a disaster 1.4" in texts["planned_gain"]
-    assert "lower end 1" in texts["win_rate_16"]
+    [text] = [check["text"] for check in found["gate"] if check["name"] == "planned_gain"]
+    assert "lower end if no prompt is a disaster 1.4" in text
     low = GainValue.of(0.4, -0.1, 0.9, num=50 * 64, num_prompts=ENOUGH_PROMPTS).to_dict()
     assert status(perfect() | {"planned_gain": low}) == "unclear"
 

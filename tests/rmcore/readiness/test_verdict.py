@@ -179,13 +179,6 @@ def test_a_policy_that_was_optimised_is_the_highest_rung(status, verdict, tone):
     assert verdict_on_policy(trained("unknown")) is None  # nobody judged it
 
 
-def test_a_model_that_is_not_ready_is_not_sent_to_be_optimised_against():
-    more = next_rung(verdict_on_samples([PASS, FAIL], **PLAN), PipelineConfig(policy=PolicyConfig()), ["mine"])
-    assert more["rung"] == 3
-    assert "rlhf" not in more["command"]
-    assert more["command"] == "rm-opt readiness policy mine --kl 1.5"
-
-
 @given(st.floats(0.01, 300), st.floats(0.001, 8), st.sampled_from([None, "judged.csv"]))
 def test_a_plan_that_stops_earlier_is_within_what_the_judged_samples_reach(kl, reach, samples):
     """A file may hold fewer samples of a prompt than are drawn, and rewards that tie reach less."""
