@@ -93,9 +93,9 @@ def test_what_is_drawn_for_a_prompt_does_not_depend_on_the_others_or_on_other_dr
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("temperature", "num_samples"), [(0.2, 2000), (1.0, 4000)])
-def test_the_first_token_has_the_policys_distribution(policy, tmp_path, temperature, num_samples):
-    many = SamplingSettings(num_samples=num_samples, temperature=temperature, max_new_tokens=1)
+def test_the_first_token_has_the_policys_distribution(policy, tmp_path):
+    temperature = 0.2
+    many = SamplingSettings(num_samples=2000, temperature=temperature, max_new_tokens=1)
     rows = draw(policy, tmp_path / "s", [PROMPTS[0]], many).rows
     expected = policies.first_texts(policy, PROMPTS[0], temperature)
     assert policies.p_value(rows["response"], expected) > 1e-3

@@ -4,12 +4,10 @@ A real server on a real port, before vLLM is started: a request that passes ever
 ready, and nothing else is told that.
 """
 
-import asyncio
 import json
 import logging
 import random
 import socket
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
@@ -22,9 +20,9 @@ from rmcore.serving.client import RewardClient
 from rmcore.serving.http_app import HttpSettings, RewardApp
 from rmcore.serving.parity import make_probe
 from rmcore.serving.served import ServedModel, Weights
-from rmcore.serving.server import _answer, _listen
 from rmcore.serving.types import PoolingType, RewardModelTrainingMode
 from rmcore.serving.vllm_process import EngineSettings, VllmEngine
+from torch_engine import answering
 
 TOKEN = "the-token-of-this-test"
 LIMITS = HttpSettings(token=TOKEN, names=("reward.example",), max_body_bytes=2**18, body_seconds=0.4)
@@ -46,41 +44,25 @@ def server(tiny_folder, tmp_path_factory):
 
     rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu", max_seq_len=128)
     place = tmp_path_factory.mktemp("hostile")
-    engine = VllmEngine(EngineSettings(place / "vllm", "float32", 128), place / "vllm.log")
-    weights = Weights(1, place, "0", RewardModelTrainingMode.FULL, make_probe(rm, bf16=False))
-    app = RewardApp(
-        ServedModel(engine, weights, "checkpoint"),
-        rm.renderer,
-        pooling=PoolingType.LAST,
-        vocab_size=1024,
-        settings=LIMITS,
-    )
-    short = pytest.MonkeyPatch()
-    short.setattr(door_module, "HEADER_SECONDS", 1.0)
+
+    async def make():
+        engine = VllmEngine(EngineSettings(place / "vllm", "float32", 128), place / "vllm.log")
+        weights = Weights(1, place, "0", RewardModelTrainingMode.FULL, make_probe(rm, bf16=False))
+        served = ServedModel(engine, weights, "checkpoint")
+        return RewardApp(served, rm.renderer, pooling=PoolingType.LAST, vocab_size=1024, settings=LIMITS)
+
     said: list[logging.LogRecord] = []
     handler = logging.Handler()
     handler.emit = said.append
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).addHandler(handler)
-    loop, listening, ready = asyncio.new_event_loop(), _listen("127.0.0.1", 0), threading.Event()
-    answering = loop.create_task(_answer(app, listening, lambda address: ready.set()))
-
-    def run():
-        asyncio.set_event_loop(loop)
-        with pytest.raises(asyncio.CancelledError):
-            loop.run_until_complete(answering)
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    assert ready.wait(HANG_SECONDS)
-    app.port, app.said = listening.getsockname()[1], said
-    yield app
-    loop.call_soon_threadsafe(answering.cancel)
-    thread.join(HANG_SECONDS)
-    assert not thread.is_alive()
-    short.undo()
-    for name in ("uvicorn.error", "asyncio"):
-        logging.getLogger(name).removeHandler(handler)
+    loggers = [logging.getLogger(name) for name in ("uvicorn.error", "asyncio")]
+    for logger in loggers:
+        logger.addHandler(handler)
+    with pytest.MonkeyPatch.context() as short, answering(make) as app:
+        short.setattr(door_module, "HEADER_SECONDS", 1.0)
+        app.said = said
+        yield app
+    for logger in loggers:
+        logger.removeHandler(handler)
     assert not [record.getMessage() for record in said if record.exc_info]
 
 
