@@ -1,4 +1,4 @@
-"""A language model behind vLLM's own OpenAI interface as the judge: an untrained one, which the audit finds out."""
+"""A language model behind vLLM's own OpenAI interface as the judge."""
 
 import socket
 
@@ -6,9 +6,7 @@ import pytest
 
 from forwarder import Forwarder
 from rmcore.config.judging import JudgingConfig
-from rmcore.core.errors import DataError
 from rmcore.judging.answers import Question
-from rmcore.judging.audit import audit
 from rmcore.judging.language_model import LanguageModelJudge
 from rmcore.policy.sampling.sampler import SamplingSettings
 
@@ -38,10 +36,3 @@ def test_its_probabilities_come_with_its_answers_and_its_tokens_are_counted(name
     assert reply.tokens_read > 0
     assert 0 < reply.tokens_written <= 4
     assert judge.endpoint.budget.num_tokens == reply.tokens_read + reply.tokens_written
-
-
-def test_an_untrained_model_gives_no_verdict_and_the_audit_says_so(named, gold_pairs, tmp_path):
-    judge = LanguageModelJudge(named, JudgingConfig(mode="pairwise", answer_tokens=4), tmp_path)
-    with pytest.raises(DataError, match=r"none of \d+ answers of the language model policy could be read"):
-        audit(judge, gold_pairs[:60], num_probed=10)
-    assert judge.num_unread == judge.endpoint.budget.num_calls  # blanks to the last token: none is requested again

@@ -22,7 +22,7 @@ def folders(version) -> list[str]:
     return [path.name for path in Path(version.weights_folder).iterdir() if path.is_dir()]
 
 
-@pytest.mark.parametrize("mode", ["full", "head_only", "lora"])
+@pytest.mark.parametrize("mode", ["head_only", "lora"])
 def test_published_weights_answer_as_the_next_version(server, client, mode):
     before = client.version()
     rm = world.served_model(client)
