@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -266,12 +267,7 @@ def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     Raises:
         OSError: it cannot be written, or `folder` is there, holds files and is not to be replaced.
     """
-
-    def make(place: Path) -> int:
-        place.mkdir()
-        return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-
-    with _own_temporary(folder, make) as temporary:
+    with _own_temporary(folder, _make_folder) as temporary:
         try:
             yield temporary
             fsync_tree(temporary)
@@ -288,6 +284,26 @@ def atomic_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
                 os.close(parent)
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextmanager
+def private_folder(path: Path) -> Iterator[Path]:
+    """Give a folder, in a hidden one for `path`, that only this user may enter; it is removed when the block ends.
+
+    A kill leaves it, and the next one for that path removes it.
+    """
+    with _own_temporary(path, partial(_make_folder, mode=0o700)) as hidden:
+        folder = hidden / path.name  # the hidden one is locked, as its parent is by who writes a folder
+        try:
+            folder.mkdir(mode=0o700)
+            yield folder
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+
+
+def _make_folder(place: Path, mode: int = 0o777) -> int:
+    place.mkdir(mode)
+    return os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
 def rename_onto(new: Path, folder: Path, replaced: Path | None, retired: Path) -> None:

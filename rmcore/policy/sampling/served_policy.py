@@ -6,22 +6,22 @@ folder of the weights that it had, and what was asked of it is asked again.
 """
 
 import asyncio
-import fcntl
 import json
 import os
 import shutil
 import tempfile
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import Any, Self
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from rmcore.core.errors import ModelError, ServingError
-from rmcore.core.files import is_free, write_json
+from rmcore.core.files import private_folder, remove_abandoned, write_json
 from rmcore.core.saving import save_pretrained
 from rmcore.models.device import pick_device
 from rmcore.policy.policy import Policy, load_weights
@@ -37,7 +37,7 @@ TIMES_THE_WEIGHTS = 6
 """Bytes that must be free, in those of the policy's files: two versions lie there while one becomes the next, in
 float32 where the files may be half as large, and vLLM may need memory meanwhile."""
 CONFIG_FILE, HEAD_FILE = "config.json", "output.safetensors"
-PREFIX, LOCK_FILE = "rm-opt-policy-", "lock"
+NAME = "rm-opt-policy"
 PROBE = ("What is the capital of France?", "I do not know, and I will not look it up either.")
 PROBE_TOKENS = 64
 CPU_TOLERANCE, GPU_TOLERANCE = 1e-3, 0.1
@@ -61,7 +61,8 @@ class ServedPolicy:
         self.policy = policy
         self.version = 0
         """Number of publications that were made; 0: the weights served are those of the policy's folder."""
-        self._place, self._held = _private_place(policy.weights())
+        self._held = ExitStack()
+        self._place = self._held.enter_context(_place_for(policy.weights()))
         self._unties = device.type != "cuda" and bool(policy.config.get_text_config().tie_word_embeddings)
         self._folder = self._write(load_weights(policy, torch.float32), 0) if self._unties else policy.folder
         log = self._place / "vllm.log"
@@ -159,7 +160,6 @@ class ServedPolicy:
         """End vLLM, and remove the published weights."""
         self._running.close()
         self._held.close()
-        shutil.rmtree(self._place, ignore_errors=True)  # gone where it was closed before
 
     def __enter__(self) -> Self:
         return self
@@ -233,20 +233,12 @@ def _probe_ids(policy: Policy, max_seq_len: int) -> list[int]:
     return ids[: min(PROBE_TOKENS, max_seq_len - 1)]
 
 
-def _private_place(weights: Path) -> tuple[Path, IO[str]]:
-    """A folder that only this user may enter, in memory where there is room, and the lock that says that it is used.
+def _place_for(weights: Path) -> AbstractContextManager[Path]:
+    """A folder that only this user may enter, in memory where there is room.
 
-    What killed processes left is removed: in memory it would stay until the machine is switched off.
+    What killed processes left there is removed: it would stay until the machine is switched off.
     """
+    remove_abandoned(IN_MEMORY, lambda name: name == NAME)
     size = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
-    parents = [IN_MEMORY, Path(tempfile.gettempdir())]
-    for parent in parents:
-        for left in parent.glob(f"{PREFIX}*") if parent.is_dir() else ():
-            ours = not left.is_symlink() and left.is_dir() and left.stat().st_uid == os.getuid()
-            if ours and (left / LOCK_FILE).is_file() and is_free(left / LOCK_FILE):
-                shutil.rmtree(left, ignore_errors=True)
     has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > TIMES_THE_WEIGHTS * size
-    made = Path(tempfile.mkdtemp(prefix=".rm-opt-", dir=IN_MEMORY if has_room else None))
-    held = (made / LOCK_FILE).open("a")
-    fcntl.flock(held, fcntl.LOCK_EX)
-    return made.rename(made.with_name(PREFIX + made.name.removeprefix(".rm-opt-"))), held  # seen by others once locked
+    return private_folder((IN_MEMORY if has_room else Path(tempfile.gettempdir())) / NAME)

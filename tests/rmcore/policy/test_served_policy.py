@@ -20,24 +20,17 @@ def memory(tmp_path, monkeypatch):
 
 
 def test_weights_lie_where_only_their_owner_sees_them_and_those_of_the_killed_are_removed(memory, tmp_path):
-    weights = tmp_path / "weights"
-    alive, held = served_policy._private_place(weights)
-    killed, lock = served_policy._private_place(weights)
-    assert {alive.parent, killed.parent} == {memory}
-    assert stat.S_IMODE(alive.stat().st_mode) == 0o700
-    (killed / "version-000001").mkdir()
-    lock.close()  # as the kernel does when a process dies
-    foreign = memory / f"{served_policy.PREFIX}without-a-lock"
-    foreign.mkdir()
-    served_policy._private_place(weights)[1].close()
-    assert alive.is_dir()
-    assert foreign.is_dir()
-    assert not killed.exists()
-    held.close()
+    killed = memory / f".{served_policy.NAME}.{'0' * 16}.tmp"
+    (killed / "version-000001").mkdir(parents=True)
+    with served_policy._place_for(tmp_path / "weights") as alive, served_policy._place_for(tmp_path / "weights") as own:
+        assert {alive.parent.parent, own.parent.parent} == {memory}
+        assert stat.S_IMODE(own.parent.stat().st_mode) == 0o700
+        assert alive.is_dir()
+        assert not killed.exists()
+    assert not list(memory.iterdir())
 
 
 def test_weights_without_room_in_memory_lie_on_disk(memory, tmp_path, monkeypatch):
     monkeypatch.setattr(served_policy, "TIMES_THE_WEIGHTS", 2**60)
-    place, held = served_policy._private_place(tmp_path / "weights")
-    assert place.parent == tmp_path / "disk"
-    held.close()
+    with served_policy._place_for(tmp_path / "weights") as place:
+        assert place.parent.parent == tmp_path / "disk"
