@@ -30,7 +30,7 @@ from pydantic import TypeAdapter
 
 from rmcore.core import errors
 from rmcore.core.errors import RmcoreError, ServingError
-from rmcore.core.files import try_exclusive
+from rmcore.core.files import private_folder, try_exclusive
 from rmcore.core.processes import tail
 from rmcore.core.web import LOOPBACK
 from rmcore.models.reward_model import BradleyTerryRM
@@ -47,6 +47,7 @@ from rmcore.serving.weight_files import folder_digest
 LOG_FILE = "vllm.log"
 SERVER_LOCK = ".server"
 """Held in the weights folder by the one server that it belongs to. The kernel frees it when that dies."""
+OWN_FOLDER = "rm-opt-weights"
 STOPPING_SECONDS = 60.0
 Keep = Callable[[str], AbstractContextManager[object]]
 
@@ -257,8 +258,8 @@ def _weights_folder(settings: ServeSettings) -> Iterator[Path]:
             drop_left(place)
             yield place
         return
-    with tempfile.TemporaryDirectory(prefix="rm-opt-weights-") as folder:
-        yield Path(folder)
+    with private_folder(Path(tempfile.gettempdir()) / OWN_FOLDER) as place:
+        yield place
 
 
 class RewardServer:

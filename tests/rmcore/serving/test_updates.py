@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from rmcore.core.errors import ModelError, RequestError, StoreError
 from rmcore.core.files import file_digest
 from rmcore.models.seal import PREFERENCE_FILE, read_beta
 from rmcore.models.weight_files import INDEX_FILE, WEIGHTS_FILE
+from rmcore.serving.server import OWN_FOLDER, ServeSettings, _weights_folder
 from rmcore.serving.types import RewardModelTrainingMode as Mode
 from rmcore.serving.updates import MANIFEST_FILE, UpdateRef, check_update, drop_left, stage_checkpoint, write_update
 from rmcore.serving.weight_files import WeightLayout, folder_digest, write_index
@@ -296,3 +298,15 @@ def test_what_nobody_needs_any_more_goes_and_what_a_living_publisher_writes_or_h
     os.close(descriptor)
     stays = {alive, "update-young", "checkpoint", "served-link"}
     assert set(names(tmp_path)) == stays | ({"update-served"} if serving else {"update-over"})
+
+
+def test_what_a_killed_server_left_goes_when_the_next_one_makes_a_folder_of_its_own(tmp_path, served, monkeypatch):
+    temporary = tmp_path / "temporary"
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    (temporary / f".{OWN_FOLDER}.{'0' * 16}.tmp" / "served-000001").mkdir(parents=True)
+    with _weights_folder(ServeSettings("out/best")) as place:
+        stage_checkpoint(served, place / served.name)
+        [hidden] = temporary.iterdir()
+        assert hidden in place.parents
+        assert hidden.stat().st_mode & 0o077 == 0
+    assert not [*temporary.iterdir()]
