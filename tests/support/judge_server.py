@@ -154,7 +154,7 @@ def judge_server(
         request_queue_size = 256
 
     server = Quiet(("127.0.0.1", port), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
         yield Server(f"http://127.0.0.1:{server.server_port}/v1", asked)
