@@ -86,6 +86,7 @@ def only(suffix):
         pytest.param(lambda f: save_file({"a": torch.ones(1)}, f / WEIGHTS_FILE), "has both", id="index and whole"),
         pytest.param(lambda f: write_map(f, a="../one.safetensors"), r"names '\.\./one.safetensors'", id="outside"),
         pytest.param(lead_out, "two.safetensors, which the index names, is a link to .*outside", id="link out"),
+        pytest.param(lambda f: write_map(f, a="model.bin"), "no safetensors file", id="bin in the index"),
         pytest.param(lambda f: (f / INDEX_FILE).write_text("{}"), "damaged", id="no map"),
         pytest.param(lambda f: write_map(f, c="one.safetensors"), "names c, which", id="absent name"),
         pytest.param(
