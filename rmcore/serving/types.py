@@ -242,8 +242,6 @@ def first_error(error: ValidationError) -> tuple[str, str]:
     if place[:1] == ("inputs",):
         place = place[:2] + place[3:]  # the third is the form's name and no field
     names = [str(part) for part in place if part not in ("str", "ChatMessage") and not str(part).startswith("tuple[")]
-    return ".".join(
-        names
-    ) or "body", "it is none of a text, messages, token ids, or a prompt with a response" if deepest[
-        "type"
-    ] == "union_tag_not_found" else deepest["msg"]
+    is_none = deepest["type"] == "union_tag_not_found"
+    why = "it is none of a text, messages, token ids, or a prompt with a response" if is_none else deepest["msg"]
+    return ".".join(names) or "body", why
