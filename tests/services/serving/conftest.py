@@ -1,11 +1,9 @@
 """One reward server and one policy's vLLM for all tests of this folder: each takes half a minute to start."""
 
-import httpx
 import pytest
 
 import serving_world as world
 import small_policies as policies
-from machine import PATIENCE_S
 from rmcore.policy.sampling.served_policy import create_vllm_policy_publisher
 from rmcore.serving.http_app import HttpSettings
 from rmcore.serving.server import RewardServer, ServeSettings
@@ -52,13 +50,4 @@ def served(vllm, policy_folder):
 @pytest.fixture
 def client(server):
     with server.client() as session:
-        yield session
-
-
-@pytest.fixture
-def raw(server):
-    """Plain HTTP with the token."""
-    with httpx.Client(
-        base_url=server.address, headers={"Authorization": f"Bearer {world.TOKEN}"}, timeout=PATIENCE_S
-    ) as session:
         yield session

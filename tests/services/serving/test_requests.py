@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 import serving_world as world
-from machine import family
+from machine import PATIENCE_S, family
 from rmcore.core.errors import RequestError
 from rmcore.data.rendering import TokenizedSide
 
@@ -73,11 +73,12 @@ def test_nothing_of_it_but_the_http_app_listens_on_the_network(server):
         assert not [*filter(None, pool.map(speaks_http, others))]
 
 
-def test_what_it_says_of_itself(client, raw, checkpoint):
+def test_what_it_says_of_itself(server, client, checkpoint):
     health, version = client.health(), client.version()
     assert (health.kind, health.ready, health.state, health.pooling) == ("reward_model", True, "ready", "last")
     assert health.max_seq_len == world.MAX_SEQ_LEN
     assert version.checkpoint == str(checkpoint)
     assert health.weight_version == version.weight_version
     client.score([[5]] * 3)
-    assert "vllm:" in raw.get("/metrics").text
+    bearer = {"Authorization": f"Bearer {world.TOKEN}"}
+    assert "vllm:" in httpx.get(f"{server.address}/metrics", headers=bearer, timeout=PATIENCE_S).text

@@ -38,13 +38,7 @@ def test_a_server_without_a_given_token_has_one_that_its_users_clients_find(chec
             with RewardClient(address) as client:
                 answer = client.score(world.INPUTS)
             assert answer.rewards == world.close(world.expected(world.new_model(0)))
-            bearer = {"Authorization": f"Bearer {token}"}
-            assert httpx.get(f"{address}/health", headers=bearer, timeout=PATIENCE_S).status_code == 200
             assert httpx.get(f"{address}/health", timeout=PATIENCE_S).status_code == 401
-            for stranger, status in (({"Host": "evil.example"}, 421), ({"Origin": "http://evil.example"}, 403)):
-                assert (
-                    httpx.get(f"{address}/health", headers=bearer | stranger, timeout=PATIENCE_S).status_code == status
-                )
             assert said["protocols"].startswith("slime, openrlhf, at ")
             trainers = said["protocols"].partition(" at ")[2].replace("…", "slime")
             sample = {"prompt": "2 + 2?", "response": "4", "label": None}
