@@ -26,11 +26,6 @@ def simulate(rng, num_pairs, slope=1.0, spread=1.5):
     return np.where(rng.random(num_pairs) < expit(slope * size), size, -size)
 
 
-def true_error(slope, spread=1.5):
-    size = np.abs(np.random.default_rng(99).normal(0, spread, 400_000))
-    return float(np.mean(np.abs(expit(size) - expit(slope * size))))
-
-
 def debiased(margin):
     every = np.arange(len(margin))
     return float(BinnedCalibration(margin, every, len(margin), 10)(np.ones((1, len(margin))))["ece_debiased"][0])
@@ -87,13 +82,6 @@ def test_debiasing_gives_zero_for_a_calibrated_model_where_the_plug_in_does_not(
     assert plain > 0.8 / np.sqrt(num_pairs)
     # the guard against too small errors costs a little: at most a tenth of the bias that was removed
     assert abs(corrected.mean()) < 0.1 * plain + 3 * corrected.std() / np.sqrt(repeats)
-
-
-@pytest.mark.parametrize("slope", [0.2, 2.5])
-def test_debiasing_recovers_known_miscalibration(slope):
-    rng = np.random.default_rng(7)
-    corrected = np.array([debiased(simulate(rng, 5000, slope)) for _ in range(40)])
-    assert corrected.mean() == pytest.approx(true_error(slope), abs=0.004)
 
 
 def test_debiasing_accounts_for_pairs_that_are_right_together():
@@ -159,13 +147,15 @@ def test_the_interval_holds_the_true_error(shape, slope):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slope", [0.3, 1.0])
-def test_the_interval_closes_in_on_the_true_error(slope):
+@pytest.mark.parametrize("slope", [0.3, 1.0, 2.5])
+def test_value_and_interval_close_in_on_the_true_error(slope):
     truth, rng = binned_truth(WORLDS["usual"], slope), np.random.default_rng(2)
     margin, prompt = clustered(rng, WORLDS["usual"], (200_000, 1, 0.0), slope)
-    low, high = BinnedCalibration(margin, prompt, 200_000, 10).interval()
+    found = BinnedCalibration(margin, prompt, 200_000, 10)
+    low, high = found.interval()
     assert high - low < 0.012
     assert low <= truth <= high
+    assert low <= found.value().value <= high
 
 
 def test_no_mistake_yet_is_no_proof_of_calibration():
@@ -260,5 +250,6 @@ def test_the_error_of_events_covers_the_truth_where_it_is_0_too(factor, num_prom
         # Events are likelier than said in every bin, so the error is the mean gap, whatever the bins.
         covered += found.ci_low <= (1 - factor) * chance.mean() <= found.ci_high
         of_zero += found.ci_low == 0
+        assert found.value >= 0  # an estimate below zero says that no error was found
     assert covered / repeats >= 0.95 - 3 * np.sqrt(0.95 * 0.05 / repeats)
     assert factor < 1 or of_zero / repeats >= 0.95

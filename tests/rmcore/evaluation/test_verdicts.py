@@ -35,10 +35,6 @@ def values_only(values):
     return estimated([SeedSample(value, None) for value in values], num_prompts=None)
 
 
-def transformed(sample, change):
-    return SeedSample(change(sample.value), None if sample.replicates is None else change(sample.replicates))
-
-
 KINDS = {
     "one seed": (1, True, True),
     "t": (3, False, True),
@@ -72,16 +68,6 @@ def test_smaller_alpha_gives_wider_intervals_and_farther_thresholds_smaller_p(ki
     p = [estimate.p_value(estimate.value + distance) for distance in np.linspace(0.01, 0.5, 40)]
     assert all(near >= far for near, far in itertools.pairwise(p))
     assert p[-1] < 0.05
-
-
-def test_shifting_and_scaling_go_through(kind):
-    (samples, shared), scale, shift = kind, 3.5, -2.0
-    before = estimated(samples, shared=shared)
-    after = estimated([transformed(sample, lambda x: scale * x + shift) for sample in samples], shared=shared)
-    expected = [scale * x + shift for x in (before.value, before.ci_low, before.ci_high)]
-    assert (after.value, after.ci_low, after.ci_high) == pytest.approx(expected)
-    assert after.p_value(shift) == pytest.approx(before.p_value(0.0))
-    assert after.smallest_detectable(0.05) == pytest.approx(scale * before.smallest_detectable(0.05))
 
 
 def test_without_prompts_it_is_the_textbook_t_interval():

@@ -40,6 +40,22 @@ def test_nothing_is_staked_on_the_side_of_the_hypothesis(side):
     assert stake_all(Bet(0.0, side, 0.05), [1.0, -1.0, 2.5], hoped).log_wealth == 0
 
 
+@pytest.mark.slow
+def test_an_eager_bettor_who_looks_always_is_wrong_as_often_as_promised():
+    """He stakes on what he has just seen, and stops as soon as he has won."""
+    rng = np.random.default_rng(0)
+    level, runs, won = 0.1, 600, 0
+    for _ in range(runs):
+        bet, seen = Bet(0.0, "below", level), [0.0]
+        for value in rng.choice([-1.0, 1.0], size=150):
+            bet.settle(float(value), expected=float(np.mean(seen[-8:])), spread=1.0, low=-1.0, high=1.0)
+            seen.append(float(value))
+            if bet.won:
+                won += 1
+                break
+    assert won / runs <= level + 2 * (level * (1 - level) / runs) ** 0.5
+
+
 def test_a_fall_is_found_and_the_evidence_grows_as_kelly_says():
     rng = np.random.default_rng(1)
     values = np.clip(rng.normal(-0.5, 1.0, 2000), LOW, HIGH)
