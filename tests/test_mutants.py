@@ -37,8 +37,8 @@ def test_what_is_killed_survives_or_never_ends_is_said_of_each(program, monkeypa
         )
         for new in (2, 3, 4)
     ]
-    results = [program.judge(one, tmp_path) for one in mutants]
+    results = [program.judge(one) for one in mutants]
     assert [one.outcome for one in results] == ["timed out", "killed", "survived"]
-    assert program.without_mutants(results, tmp_path) == results
+    assert program.without_mutants(results) == results
     (tmp_path / "test_number.py").write_text(check + "    assert False\n")
-    assert [one.outcome for one in program.without_mutants(results, tmp_path)] == ["timed out", "error", "survived"]
+    assert [one.outcome for one in program.without_mutants(results)] == ["timed out", "error", "survived"]

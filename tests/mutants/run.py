@@ -8,7 +8,6 @@ A line says of each which test noticed it, that none did, or that its tests did 
 
 import argparse
 import os
-import queue
 import re
 import shutil
 import signal
@@ -17,9 +16,9 @@ import sys
 import tempfile
 import tomllib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -91,16 +90,17 @@ def read_mutants() -> list[Mutant]:
     return mutants
 
 
-def copy_tree(target: Path) -> None:
-    """Copy the files that git tracks, as they are now; the environments, which are not tracked, are linked."""
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy2(ROOT / name, target / name)
-    for environment in (".venv", ".venv-vllm"):
-        if (ROOT / environment).exists():
-            (target / environment).symlink_to((ROOT / environment).resolve())
+@contextmanager
+def copy_of_tree() -> Iterator[Path]:
+    """A copy of the tree as it is now, with its bytecode; the environments are linked."""
+    with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
+        copy = Path(scratch).resolve() / "copy"
+        # Not what other programs write meanwhile.
+        left_out = shutil.ignore_patterns(".git", ".venv*", "build", ".*_cache", "*.pyc.*")
+        shutil.copytree(ROOT, copy, ignore=left_out)
+        for environment in ROOT.glob(".venv*"):
+            (copy / environment.name).symlink_to(environment.resolve())
+        yield copy
 
 
 def run_tests(copy: Path, arguments: Sequence[str], seconds: float) -> tuple[str, str]:
@@ -132,32 +132,25 @@ def run_tests(copy: Path, arguments: Sequence[str], seconds: float) -> tuple[str
     return "error", said.strip()[-300:]
 
 
-def write_source(path: Path, text: str) -> None:
-    """Python tells sources apart by size and whole seconds, which a swapped sign changed back at once keeps."""
-    path.write_text(text)
-    for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*"):
-        stale.unlink()
-
-
-def judge(mutant: Mutant, copy: Path) -> Result:
-    """Run the tests of one mutant in a copy, which is as before at the end."""
+def judge(mutant: Mutant) -> Result:
+    """Run the tests of one mutant in a copy of its own."""
     if problem := mutant.problem():
         return Result(mutant.name, "error", problem)
-    path = copy / mutant.file
-    text = path.read_text()
-    write_source(path, text.replace(mutant.old, mutant.new))
-    try:
+    with copy_of_tree() as copy:
+        changed = copy / mutant.file
+        changed.write_text(changed.read_text().replace(mutant.old, mutant.new))
         outcome, by = run_tests(copy, ["-x", *mutant.tests], mutant.seconds)
-    finally:
-        write_source(path, text)
-    return Result(mutant.name, {"passed": "survived", "failed": "killed"}.get(outcome, outcome), by)
+    result = Result(mutant.name, {"passed": "survived", "failed": "killed"}.get(outcome, outcome), by)
+    print(f"{result.outcome:10} {result.name:32} {result.by}", flush=True)
+    return result
 
 
-def without_mutants(results: Sequence[Result], copy: Path) -> list[Result]:
+def without_mutants(results: Sequence[Result]) -> list[Result]:
     """The results, of which those are errors whose killer fails without the mutant too; each killer is run once."""
     killers = {test for result in results if result.outcome == "killed" for test in result.by.split()}
     print(f"{len(killers)} tests that noticed a mutant are run without any", flush=True)
-    outcome, failed = run_tests(copy, sorted(killers), BASELINE_SECONDS) if killers else ("passed", "")
+    with copy_of_tree() as copy:
+        outcome, failed = run_tests(copy, sorted(killers), BASELINE_SECONDS) if killers else ("passed", "")
     guilty = {"passed": set(), "failed": set(failed.split())}.get(outcome, killers)
     return [
         replace(result, outcome="error", by=f"{result.by}: {outcome} without the mutant too")
@@ -177,23 +170,8 @@ def main() -> int:
     if unknown := set(options.only or ()) - {mutant.name for mutant in mutants}:
         raise SystemExit(f"no mutant is named {', '.join(sorted(unknown))}; mutants.toml has the names.")
     mutants = [mutant for mutant in mutants if not options.only or mutant.name in options.only]
-    with tempfile.TemporaryDirectory(prefix="mutants-") as scratch, ThreadPoolExecutor(options.jobs) as pool:
-        copies: queue.Queue[Path] = queue.Queue()
-        for number in range(options.jobs):
-            copy = Path(scratch).resolve() / f"copy-{number}"
-            copy_tree(copy)
-            copies.put(copy)
-
-        def run_one(mutant: Mutant) -> Result:
-            copy = copies.get()
-            try:
-                result = judge(mutant, copy)
-            finally:
-                copies.put(copy)
-            print(f"{result.outcome:10} {result.name:32} {result.by}", flush=True)
-            return result
-
-        results = without_mutants(list(pool.map(run_one, mutants)), copies.get())
+    with ThreadPoolExecutor(options.jobs) as pool:
+        results = without_mutants(list(pool.map(judge, mutants)))
     counts = Counter(result.outcome for result in results)
     print(f"{counts['killed']} of {len(results)} killed ({counts['killed'] / len(results):.0%}): {dict(counts)}")
     for result in results:
