@@ -7,11 +7,11 @@ Writes `train.parquet`, `validation.parquet`, `test.parquet`, with the synthetic
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 from rmcore.config.data import GOLD, DataConfig
 from rmcore.core.errors import ConfigError
@@ -37,8 +37,7 @@ Splits = dict[str, Sequence[PreferencePair]]
 Said = dict[str, Sequence[Observation]]
 
 
-@dataclass(frozen=True, slots=True)
-class Prepared:
+class Prepared(NamedTuple):
     """All that was read, by split."""
 
     pairs: Splits
@@ -58,23 +57,22 @@ def run(settings: PrepareStage, out: Path, tracker: Tracker, report: Report) -> 
 def _run(settings: PrepareStage, out: Path, spool: Path, report: Report) -> None:
     report(0, 3, "reading")
     reading = within(report, 0, 3, "reading")
-    prepared = prepare(settings.data, seed=settings.seed, report=reading, spool=spool)
-    splits, loaded = prepared.pairs, prepared.loaded
+    splits, observations, loaded = prepare(settings.data, seed=settings.seed, report=reading, spool=spool)
     report(1, 3, "writing the splits")
     for name, pairs in splits.items():
         _write(PAIRS, pairs, out / f"{name}.parquet")
-    for name, said in prepared.observations.items():
+    for name, said in observations.items():
         _write(OBSERVATIONS, said, out / f"{name}_observations.parquet")
     write_rejected(chain.from_iterable(one.rejected for one in loaded), out / "rejected_rows.jsonl")
     report(2, 3, "audit of all splits")
-    findings = audit(splits, loaded, prepared.observations)
+    findings = audit(splits, loaded, observations)
     if settings.data.source == GOLD:
         ceilings = {name: label_ceiling(pairs) for name, pairs in splits.items()}
         findings["label_ceiling"] = ceilings
         write_json(out / CEILING_FILE, ceilings)
     write_json(out / "audit.json", findings)
     counts = {f"eval/num_{name}_pairs": len(pairs) for name, pairs in splits.items()}
-    counts |= {f"eval/num_{name}_observations": len(said) for name, said in prepared.observations.items()}
+    counts |= {f"eval/num_{name}_observations": len(said) for name, said in observations.items()}
     write_json(out / "summary.json", {"metrics": counts})
 
 
@@ -83,14 +81,6 @@ def _write(schema: RecordSchema[Record], records: Sequence[Record], path: Path) 
         records.write_parquet(path)
     else:
         write_records(schema, records, path)
-
-
-def load_splits(
-    config: DataConfig, *, seed: int, report: Report = silent, spool: Path | None = None
-) -> tuple[Splits, list[LoadedPairs]]:
-    """Read all sources and split their pairs: the `pairs` and `loaded` of `prepare`."""
-    prepared = prepare(config, seed=seed, report=report, spool=spool)
-    return prepared.pairs, prepared.loaded
 
 
 def prepare(config: DataConfig, *, seed: int, report: Report = silent, spool: Path | None = None) -> Prepared:

@@ -16,7 +16,7 @@ from rmcore.core.ray_cluster import RayCluster
 from rmcore.data.readers.cluster import cluster_digest
 from rmcore.data.readers.sources import load_pairs, source_digest
 from rmcore.data.table import write_pairs
-from rmcore.stages.prepare import load_splits
+from rmcore.stages.prepare import prepare
 from s3_server import make_bucket, s3_environment, s3_server
 
 
@@ -115,7 +115,7 @@ def test_the_digest_is_that_of_the_files_that_are_read(folder, tmp_path):
     (folder / "README.md").write_text("other words")
     assert cluster_digest(f"ray:{folder}/*") == before != cluster_digest(f"ray:{folder}/*.gz")
     with pytest.raises(ConfigError, match="a file has none, so the test pairs would be the training pairs"):
-        load_splits(DataConfig(source=f"ray:{folder}", eval_split="test"), seed=0)
+        prepare(DataConfig(source=f"ray:{folder}", eval_split="test"), seed=0)
     with pytest.raises(DataError, match=r"none of 0 at .* fits \*\.csv"):
         cluster_digest(f"ray:{tmp_path}/*.csv")
 

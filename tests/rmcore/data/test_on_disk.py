@@ -72,9 +72,9 @@ def test_a_source_read_onto_disk_is_split_and_audited_as_one_in_memory(tmp_path:
     write_pairs([*PAIRS[:30], *map(other, range(90))], tmp_path / "b.parquet")
     more = {name: str(tmp_path / value) if name == "eval_source" else value for name, value in more.items()}
     config = DataConfig(source=str(tmp_path / "a.parquet"), limit=1490, eval_limit=100, **more)
-    in_memory, loaded = prepare.load_splits(config, seed=1)
+    in_memory, _, loaded = prepare.prepare(config, seed=1)
     (tmp_path / "spool").mkdir()
-    on_disk, also = prepare.load_splits(config, seed=1, spool=tmp_path / "spool")
+    on_disk, _, also = prepare.prepare(config, seed=1, spool=tmp_path / "spool")
     assert {name: list(pairs) for name, pairs in on_disk.items()} == in_memory
     assert all(isinstance(pairs, RowsOnDisk) for pairs in on_disk.values())
     assert audit(on_disk, also) == audit(in_memory, loaded)

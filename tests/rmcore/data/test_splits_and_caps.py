@@ -21,7 +21,7 @@ from rmcore.data.splits import (
     split_by_prompt,
 )
 from rmcore.data.table import write_pairs
-from rmcore.stages.prepare import load_splits
+from rmcore.stages.prepare import prepare
 from rmcore.stages.prepared import one_each
 
 FRACTIONS = {"train": 0.75, "validation": 0.1, "test": 0.15}
@@ -170,9 +170,9 @@ def test_each_prompt_keeps_its_first_pairs_in_order(prompts, most):
 def test_held_out_prompts_of_the_same_source_keep_their_pairs_whatever_the_cap(tmp_path: Path, extra):
     write_pairs([pair(number % 30, number) for number in range(120)], tmp_path / "a.parquet")
     config = DataConfig(source=str(tmp_path / "a.parquet"), test_fraction=0.3, **extra)
-    every, _ = load_splits(config, seed=0)
+    every = prepare(config, seed=0).pairs
     for most in (1, 2):
-        splits, (loaded,) = load_splits(config.model_copy(update={"pairs_per_prompt": most}), seed=0)
+        splits, _, (loaded,) = prepare(config.model_copy(update={"pairs_per_prompt": most}), seed=0)
         assert splits["test"] == every["test"]
         for name in ("train", "validation"):
             assert splits[name] == cap_pairs(every[name], most)
