@@ -83,7 +83,6 @@ def measurement(
     file: str = "",
     numbers: Numbers = lambda record: {},
     passes: Callable[[Any], float | None] = lambda settings: None,
-    libraries: tuple[str, ...] = (),
     in_mlflow: bool = False,
 ) -> Callable[[Measure], Measure]:
     """Make the stage of a function.
@@ -93,7 +92,6 @@ def measurement(
         file: of the record; left out: NAME.json.
         numbers: gives those of a record that trackers show, by their names.
         passes: see `Stage.training_passes`.
-        libraries: see `Stage`.
         in_mlflow: see `Stage`.
     """
 
@@ -102,7 +100,7 @@ def measurement(
         fields: Any = {own: (inspect.signature(measure).parameters["settings"].annotation, ...)}
         cls = create_model(own, __base__=Measurement, __module__=measure.__module__, **fields)
         cls.measure, cls.numbers, cls.passes = staticmethod(measure), staticmethod(numbers), staticmethod(passes)
-        stage(own, outcome=(file or f"{own}.json",), libraries=libraries, in_mlflow=in_mlflow)(cls)
+        stage(own, outcome=(file or f"{own}.json",), in_mlflow=in_mlflow)(cls)
         return measure
 
     return declare
