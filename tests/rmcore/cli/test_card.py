@@ -11,21 +11,13 @@ import pytest
 from huggingface_hub import ModelCard
 
 import report_sample
-from flows.cli import app
+from command_line import rm_opt, succeeded
 from rmcore.cli.card import OWN_KEY, find_origin
-from rmcore.cli.guard import guard
 from rmcore.core.manifests import MANIFEST
 from rmcore.data.pair import prompt_text
 
 HOSTILE = "a](http:b) <script>$x$ | c.jsonl"
 """Name of a file: a link, HTML, a formula and a new cell, were it Markdown."""
-
-
-def run(capsys, *words):
-    """Status, standard output and standard error of `rm-opt`."""
-    status = guard(lambda: app([*map(str, words)], standalone_mode=False))
-    said = capsys.readouterr()
-    return status, said.out, said.err
 
 
 def write_pairs(path, pairs):
@@ -34,10 +26,9 @@ def write_pairs(path, pairs):
     return path
 
 
-def exported(capsys, best, out, *words):
+def exported(best, out, *words):
     """Export a checkpoint; its card as text, and what was printed."""
-    status, said, errors = run(capsys, "export", "--checkpoint", best, "--out", out, *words)
-    assert status == 0, errors
+    said = succeeded("export", "--checkpoint", best, "--out", out, *words)
     return (out / "README.md").read_text(), said
 
 
@@ -50,15 +41,15 @@ def trained(tmp_path_factory, gold_pairs):
     for name, flag in (("chat", "--use-chat-template"), ("plain", "--no-use-chat-template")):
         words = ["train", "--model", "tiny", "--data", data, "--eval-data", held_out, "--output-dir", folder / name]
         more = ["--steps", 2, "--max-seq-len", 128, "--lr", "1e-3", "--device", "cpu", flag]
-        assert guard(lambda words=words, more=more: app([*map(str, [*words, *more])], standalone_mode=False)) == 0
+        succeeded(*words, *more)
     return folder
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", ["chat", "plain"])
-def test_the_snippet_gives_the_reward_of_rm_opt_score(form, trained, tmp_path, capsys):
+def test_the_snippet_gives_the_reward_of_rm_opt_score(form, trained, tmp_path):
     best = trained / form / "best"
-    card, _ = exported(capsys, best, tmp_path / "out")
+    card, _ = exported(best, tmp_path / "out")
     snippet = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1].replace("OWNER/NAME", str(tmp_path / "out"))
     rows = [("What is 2 + 2?", "It is 4."), ("Sort: pear, fig", "fig, pear\n\nGladly.")]
     space, printed = {}, io.StringIO()
@@ -66,7 +57,7 @@ def test_the_snippet_gives_the_reward_of_rm_opt_score(form, trained, tmp_path, c
         exec(snippet, space)
     data, out = tmp_path / "rows.jsonl", tmp_path / "rewards.parquet"
     data.write_text("".join(json.dumps({"prompt": prompt, "response": answer}) + "\n" for prompt, answer in rows))
-    assert run(capsys, "score", "--checkpoint", best, "--data", data, "--out", out, "--device", "cpu")[0] == 0
+    succeeded("score", "--checkpoint", best, "--data", data, "--out", out, "--device", "cpu")
     scored = pd.read_parquet(out)["reward"].tolist()
     assert [space["reward"](*row) for row in rows] == pytest.approx(scored, abs=1e-5)
     assert float(printed.getvalue()) == pytest.approx(scored[0], abs=1e-5)
@@ -76,10 +67,10 @@ def test_the_snippet_gives_the_reward_of_rm_opt_score(form, trained, tmp_path, c
 
 
 @pytest.mark.slow
-def test_a_training_s_card_says_what_is_known_and_what_is_not(trained, tmp_path, capsys):
+def test_a_training_s_card_says_what_is_known_and_what_is_not(trained, tmp_path):
     from markdown_it import MarkdownIt
 
-    text, said = exported(capsys, trained / "chat" / "best", tmp_path / "out", "--license", "apache-2.0")
+    text, said = exported(trained / "chat" / "best", tmp_path / "out", "--license", "apache-2.0")
     assert "nobody judged" in said
     card = ModelCard(text)
     assert (card.data.license, card.data.library_name) == ("apache-2.0", "transformers")
@@ -96,12 +87,12 @@ def test_a_training_s_card_says_what_is_known_and_what_is_not(trained, tmp_path,
 
 
 @pytest.mark.slow
-def test_evidence_becomes_results_and_that_of_another_model_is_refused(trained, tmp_path, capsys):
+def test_evidence_becomes_results_and_that_of_another_model_is_refused(trained, tmp_path):
     best, other = trained / "chat" / "best", trained / "plain" / "best"
     measured = tmp_path / "evaluate.json"
     words = ("--data", trained / "held_out.jsonl", "--device", "cpu")
-    assert run(capsys, "evaluate", "--checkpoint", best, *words, "--json", measured)[0] == 0
-    text, _ = exported(capsys, best, tmp_path / "out", "--evidence", measured)
+    succeeded("evaluate", "--checkpoint", best, *words, "--json", measured)
+    text, _ = exported(best, tmp_path / "out", "--evidence", measured)
     (result,) = ModelCard(text).data.eval_results
     accuracy = json.loads(measured.read_text())["metrics"]["pairwise_accuracy"]
     assert result.metric_value == round(accuracy["value"], 4)
@@ -109,13 +100,13 @@ def test_evidence_becomes_results_and_that_of_another_model_is_refused(trained, 
     assert result.metric_args["ci_low"] == round(accuracy["ci_low"], 4)
     assert result.dataset_name == "held_out.jsonl"
     words = ("--out", tmp_path / "other", "--evidence", measured)
-    status, _, errors = run(capsys, "export", "--checkpoint", other, *words)
+    status, _, errors = rm_opt("export", "--checkpoint", other, *words)
     assert status == 2
     assert "was measured of another checkpoint" in errors
 
 
 @pytest.mark.slow
-def test_the_run_that_trained_it_is_found_by_its_place(trained, tmp_path, capsys):
+def test_the_run_that_trained_it_is_found_by_its_place(trained, tmp_path):
     key = "ab" * 32
     artifact = tmp_path / "store" / "train" / f"tiny-{key[:12]}"
     shutil.copytree(trained / "chat", artifact)
@@ -127,7 +118,7 @@ def test_the_run_that_trained_it_is_found_by_its_place(trained, tmp_path, capsys
     report = tmp_path / "reports" / "demo-0123456789ab"
     report.mkdir(parents=True)
     (report / "summary.json").write_text(json.dumps(results))
-    text, said = exported(capsys, artifact / "best", tmp_path / "out")
+    text, said = exported(artifact / "best", tmp_path / "out")
     assert results["verdict"]["headline"] in said
     verdict = ModelCard(text).data.to_dict()[OWN_KEY]["verdict"]
     assert (verdict["status"], verdict["headline"]) == (results["verdict"]["status"], results["verdict"]["headline"])
@@ -146,9 +137,9 @@ def test_a_manifest_of_another_kind_is_that_of_no_store(manifest, tmp_path):
     assert (origin.training, origin.settings, origin.run) == ({}, {}, None)
 
 
-def test_evidence_that_cannot_be_read_is_told_before_anything_is_loaded(trained, tmp_path, capsys):
+def test_evidence_that_cannot_be_read_is_told_before_anything_is_loaded(trained, tmp_path):
     words = ("--checkpoint", trained / "chat" / "best", "--evidence", trained / "chat" / "metrics.csv")
-    status, _, errors = run(capsys, "export", *map(str, words), "--out", str(tmp_path / "out"))
+    status, _, errors = rm_opt("export", *words, "--out", tmp_path / "out")
     assert status == 2
     assert "metrics.csv cannot be read as a JSON object" in errors
     assert not (tmp_path / "out").exists()

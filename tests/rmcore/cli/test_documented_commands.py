@@ -9,8 +9,7 @@ from dataclasses import FrozenInstanceError, replace
 import pytest
 from datasets import Dataset, DatasetDict
 
-from flows.cli import app
-from rmcore.cli.guard import guard
+from command_line import rm_opt, succeeded
 from rmcore.core.errors import DataError
 from rmcore.data.pair import PreferencePair
 from rmcore.data.table import write_pairs
@@ -49,14 +48,14 @@ def shp(tmp_path, gold_pairs):
     return tmp_path / "shp"
 
 
-def test_the_documented_command_works_with_local_data(tmp_path, shp, tiny_folder, monkeypatch, capsys):
+def test_the_documented_command_works_with_local_data(tmp_path, shp, tiny_folder, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = shlex.split(AS_WRITTEN)
     replaced = {"Qwen/Qwen2.5-0.5B": str(tiny_folder), "stanfordnlp/SHP": str(shp)}
     words = [replaced.get(word, word) for word in words]
     for flag, value in SMALLER.items():
         words[words.index(flag) + 1] = value
-    assert guard(lambda: app(["train", *words], standalone_mode=False)) == 0, capsys.readouterr()
+    said = succeeded("train", *words)
     out = tmp_path / "checkpoints_rm_v2"
     with (out / "metrics.csv").open() as file:
         rows = list(csv.DictReader(file))
@@ -71,33 +70,26 @@ def test_the_documented_command_works_with_local_data(tmp_path, shp, tiny_folder
     assert record["num_trained_parameters"] < 0.2 * record["num_parameters"]
     assert (out / "step_4").is_dir()
     assert "cost/host_mib" in (out / "metrics.jsonl").read_text()
-    assert "peak memory" in capsys.readouterr().out
+    assert "peak memory" in said
     assert BradleyTerryRM.from_pretrained(out / "best", device="cpu").score_pair("1 + 1?", "2", "3") != 0
 
 
-def test_short_flags_a_named_folder_and_named_lora_targets(tmp_path, gold_pairs, monkeypatch, capsys):
+def test_short_flags_a_named_folder_and_named_lora_targets(tmp_path, gold_pairs, monkeypatch):
     """The tutorial's short form: nothing but model, data, epochs and batch size has to be said."""
     monkeypatch.chdir(tmp_path)
     write_pairs(gold_pairs[:16], tmp_path / "pairs.parquet")
-    words = shlex.split(
-        "train -m tiny -d pairs.parquet -e 1 -b 8 --max-seq-len 96 --lora --lora-target-modules q_proj,v_proj"
-    )
-    assert guard(lambda: app(words, standalone_mode=False)) == 0, capsys.readouterr()
+    train = shlex.split("train -m tiny -d pairs.parquet -e 1 -b 8 --max-seq-len 96 --lora --lora-target-modules")
+    said = succeeded(*train, "q_proj,v_proj")
     out = tmp_path / "checkpoints"
-    assert str(out.name) in capsys.readouterr().out
+    assert str(out.name) in said
     assert json.loads((out / "training.json").read_text())["num_steps"] == 2
     adapter = json.loads((out / "best" / "adapter" / "adapter_config.json").read_text())
     assert set(adapter["target_modules"]) == {"q_proj", "v_proj"}
-    words = shlex.split("evaluate -c checkpoints/best -d pairs.parquet --num-resamples 100")
-    assert guard(lambda: app(words, standalone_mode=False)) == 0, capsys.readouterr()
-    words = shlex.split("train -m tiny -d pairs.parquet -o other --lora --lora-target-modules q_proj,nothing")
-    assert guard(lambda: app(words, standalone_mode=False)) == 2
-    said = capsys.readouterr().err
+    succeeded(*shlex.split("evaluate -c checkpoints/best -d pairs.parquet --num-resamples 100"))
+    status, _, said = rm_opt(*train, "q_proj,nothing", "-o", "other")
+    assert status == 2
     assert "nothing" in said
-    assert "k_proj" in said  # a name that exists is shown beside the one that does not
-    words = shlex.split("train -m tiny -d pairs.parquet -o other --lora --lora-target-modules q_proj,,v_proj")
-    assert guard(lambda: app(words, standalone_mode=False)) == 2
-    assert "targets" in capsys.readouterr().err
+    assert "k_proj" in said  # a name that exists is shown next to the one that does not
 
 
 def test_a_pair_takes_the_tutorials_word_for_its_margin():

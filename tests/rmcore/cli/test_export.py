@@ -11,9 +11,8 @@ import torch
 import transformers as hf
 from safetensors.torch import load_file
 
-from flows.cli import app
+from command_line import rm_opt
 from rmcore.cli import export
-from rmcore.cli.guard import guard
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import check_seal
@@ -44,21 +43,14 @@ def with_lora(tiny_folder, tmp_path_factory):
     return folder, trained(tiny_folder, folder, lora=LoraSettings(rank=4)).score(PROMPTS, RESPONSES)
 
 
-def run(capsys, *arguments):
-    """Status, standard output and standard error of `rm-opt export`."""
-    status = guard(lambda: app(["export", *map(str, arguments)], standalone_mode=False))
-    said = capsys.readouterr()
-    return status, said.out, said.err
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "bound"), [("float32", 1e-4), ("bfloat16", 2**-5)])
 @pytest.mark.parametrize("source", ["adapter", "merged"])
-def test_an_export_is_a_plain_folder_with_the_same_rewards(source, dtype, bound, with_lora, tmp_path, capsys):
+def test_an_export_is_a_plain_folder_with_the_same_rewards(source, dtype, bound, with_lora, tmp_path):
     folder, live = with_lora
     checkpoint = folder / "adapter" if source == "adapter" else folder
     out = tmp_path / "out"
-    status, said, errors = run(capsys, "--checkpoint", checkpoint, "--out", out, "--dtype", dtype)
+    status, said, errors = rm_opt("export", "--checkpoint", checkpoint, "--out", out, "--dtype", dtype)
     assert status == 0, errors
     difference, allowed = map(float, re.search(r"rewards: (\S+) \(allowed: (\S+)\)", said).groups())
     assert difference <= allowed
@@ -80,31 +72,31 @@ def test_an_export_is_a_plain_folder_with_the_same_rewards(source, dtype, bound,
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_an_empty_folder_may_stand_there_and_a_full_one_may_not(with_lora, tmp_path, capsys):
+def test_an_empty_folder_may_stand_there_and_a_full_one_may_not(with_lora, tmp_path):
     out = tmp_path / "out"
     out.mkdir()
     (out / "notes.txt").write_text("mine")
     arguments = ("--checkpoint", with_lora[0], "--out", out)
-    status, _, errors = run(capsys, *arguments)
+    status, _, errors = rm_opt("export", *arguments)
     assert status == 2
     assert "exists and is not empty" in errors
     assert [path.name for path in out.iterdir()] == ["notes.txt"]
     (out / "notes.txt").unlink()
-    assert run(capsys, *arguments)[0] == 0
+    assert rm_opt("export", *arguments)[0] == 0
     assert (out / "model.safetensors").is_file()
 
 
-def test_rewards_that_do_not_agree_leave_no_folder(with_lora, tmp_path, capsys, monkeypatch):
+def test_rewards_that_do_not_agree_leave_no_folder(with_lora, tmp_path, monkeypatch):
     monkeypatch.setitem(export.BOUNDS, export.Dtype.bfloat16, 1e-7)
     arguments = ("--checkpoint", with_lora[0], "--out", tmp_path / "out", "--dtype", "bfloat16")
-    status, _, errors = run(capsys, *arguments)
+    status, _, errors = rm_opt("export", *arguments)
     assert status == 2
     assert "differ by up to" in errors
     assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.slow
-def test_a_rendering_function_must_be_named_again(tiny_folder, tmp_path, capsys, monkeypatch):
+def test_a_rendering_function_must_be_named_again(tiny_folder, tmp_path, monkeypatch):
     (tmp_path / "export_rendering.py").write_text(
         "def join(prompt, completion):\n    return f'{prompt} => {completion}'\n"
     )
@@ -112,30 +104,30 @@ def test_a_rendering_function_must_be_named_again(tiny_folder, tmp_path, capsys,
     monkeypatch.setattr(sys, "path", list(sys.path))
     trained(tiny_folder, tmp_path / "custom", render_fn="export_rendering:join")
     arguments = ("--checkpoint", tmp_path / "custom", "--out", tmp_path / "out")
-    status, _, errors = run(capsys, *arguments)
+    status, _, errors = rm_opt("export", *arguments)
     assert status == 2
     assert "--render-fn export_rendering:join" in errors
     assert not (tmp_path / "out").exists()
-    status, _, errors = run(capsys, *arguments, "--render-fn", "export_rendering:join")
+    status, _, errors = rm_opt("export", *arguments, "--render-fn", "export_rendering:join")
     assert status == 0, errors
     recorded = json.loads((tmp_path / "out" / "rm_rendering.json").read_text())
     assert recorded["render_fn"] == "export_rendering:join"
 
 
-def test_a_rendering_function_that_nothing_asked_for_is_refused(with_lora, tmp_path, capsys):
+def test_a_rendering_function_that_nothing_asked_for_is_refused(with_lora, tmp_path):
     arguments = ("--checkpoint", with_lora[0], "--out", tmp_path / "out", "--render-fn", "os.path:join")
-    status, _, errors = run(capsys, *arguments)
+    status, _, errors = rm_opt("export", *arguments)
     assert status == 2
     assert "whose rewards it would change" in errors
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize("damage", ["absent", "base gone"])
-def test_what_cannot_be_loaded_is_one_clear_error(damage, tiny_folder, tmp_path, capsys):
+def test_what_cannot_be_loaded_is_one_clear_error(damage, tiny_folder, tmp_path):
     base = shutil.copytree(tiny_folder, tmp_path / "base")
     trained(base, tmp_path / "saved", lora=LoraSettings())
     shutil.rmtree(base if damage == "base gone" else tmp_path / "saved")
-    status, _, errors = run(capsys, "--checkpoint", tmp_path / "saved" / "adapter", "--out", tmp_path / "out")
+    status, _, errors = rm_opt("export", "--checkpoint", tmp_path / "saved" / "adapter", "--out", tmp_path / "out")
     assert status == 2
     assert str(base if damage == "base gone" else tmp_path / "saved") in errors
     assert not (tmp_path / "out").exists()

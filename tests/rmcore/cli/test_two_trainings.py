@@ -8,17 +8,28 @@ import sys
 
 import psutil
 import pytest
+import torch
 
-from flows.cli import app
+from command_line import rm_opt
 from machine import PATIENCE_S, free_ports, wait_for
-from rmcore.cli.guard import guard
 from rmcore.cli.train import LOCK_FILE
 from rmcore.config.data import GoldConfig
+from rmcore.core.errors import ConfigError
 from rmcore.core.files import is_free, try_exclusive
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.table import write_pairs
+from rmcore.training.sharding import process_group
 
 PROGRAM = (sys.executable, "-P", "-c", "from flows.cli import main; main()", "train")
+JOIN = """
+from datetime import timedelta
+from torch import device
+from rmcore.training import sharding
+sharding.PATIENCE = timedelta()
+with sharding.process_group(device("cpu")):
+    pass
+"""
+"""What a training does first where it is one of several, without patience."""
 
 
 @pytest.fixture(scope="module")
@@ -33,32 +44,32 @@ def words(pairs, model, out, *more):
     return [str(word) for word in (*given, "--output-dir", out, "--log-every", "1", *more)]
 
 
-def start(*arguments, place=None, **options):
-    environment = os.environ | {"OMP_NUM_THREADS": "1"} | (place or {})
+def start(*arguments, **options):
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
     return subprocess.Popen([*PROGRAM, *arguments], text=True, env=environment, **options)
 
 
-def test_a_folder_that_is_trained_into_is_refused_and_nothing_in_it_is_touched(tmp_path, pairs, tiny_folder, capfd):
+def test_a_folder_that_is_trained_into_is_refused_and_nothing_in_it_is_touched(tmp_path, pairs, tiny_folder):
     out = tmp_path / "out"
     with try_exclusive(out / LOCK_FILE):
         (out / ".pairs-theirs-0").mkdir()
         (out / "training.json").write_text('{"stop_reason": "all steps done"}')
         before = sorted(out.rglob("*"))
         for more in ((), ("--num-processes", "2")):
-            arguments = ["train", *words(pairs, tiny_folder, out, "--steps", "1", *more)]
-            assert guard(lambda arguments=arguments: app(arguments, standalone_mode=False)) == 2
-            assert f"another process is training into {out}" in capfd.readouterr().err
+            done = rm_opt("train", *words(pairs, tiny_folder, out, "--steps", "1", *more))
+            assert done.status == 2
+            assert f"another process is training into {out}" in done.err
             assert sorted(out.rglob("*")) == before
 
 
 @pytest.mark.slow
-def test_a_training_that_was_given_a_place_among_others_says_whom_it_waits_for(tmp_path, pairs, tiny_folder):
+def test_a_training_that_was_given_a_place_among_others_says_whom_it_waits_for(monkeypatch):
     """Such as in a shell that has the variables of another training; nobody else will come."""
     [port] = free_ports(1)
     place = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
-    place |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    arguments = words(pairs, tiny_folder, tmp_path / "out", "--steps", "1")
-    with start(*arguments, stderr=subprocess.PIPE, place=place) as waiting:
+    for name, value in {**place, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    with subprocess.Popen([sys.executable, "-P", "-c", JOIN], stderr=subprocess.PIPE, text=True) as waiting:
         try:
             said = next(line for line in waiting.stderr if line.startswith("note: RANK="))
         finally:
@@ -66,31 +77,36 @@ def test_a_training_that_was_given_a_place_among_others_says_whom_it_waits_for(t
     assert "RANK=1 of WORLD_SIZE=2" in said
     assert f"127.0.0.1:{port}" in said
     assert "unset RANK and WORLD_SIZE" in said
-    with start(*arguments, stderr=subprocess.PIPE, place=place | {"MASTER_ADDR": ""}) as refused:
-        assert "unset RANK and WORLD_SIZE" in refused.communicate(timeout=PATIENCE_S)[1]
-    assert refused.returncode == 2
+    monkeypatch.setenv("MASTER_ADDR", "")
+    with pytest.raises(ConfigError, match="unset RANK and WORLD_SIZE"), process_group(torch.device("cpu")):
+        pass
 
 
-def test_a_training_that_cannot_begin_leaves_what_was_there(tmp_path, tiny_folder, capfd):
+def test_a_training_that_cannot_begin_leaves_what_was_there(tmp_path, tiny_folder):
     (tmp_path / "cut.jsonl").write_text("{")
     for out, kept in ((tmp_path / "new", None), (tmp_path / "old", ["notes.md"])):
         if kept:
             out.mkdir()
             (out / "notes.md").write_text("mine")
-        arguments = ["train", *words(tmp_path / "cut.jsonl", tiny_folder, out)]
-        assert guard(lambda arguments=arguments: app(arguments, standalone_mode=False)) == 2
+        done = rm_opt("train", *words(tmp_path / "cut.jsonl", tiny_folder, out))
+        assert done.status == 2
+        assert "cut.jsonl" in done.err
         found = sorted(path.name for path in out.iterdir() if path.name != LOCK_FILE) if out.exists() else None
         assert found == kept
-    assert "cut.jsonl" in capfd.readouterr().err
 
 
 @pytest.mark.slow
-def test_of_two_trainings_that_begin_together_one_trains_and_the_other_is_refused(tmp_path, pairs, tiny_folder):
+def test_of_two_trainings_that_begin_together_one_trains_though_nobody_reads_its_output(tmp_path, pairs, tiny_folder):
     out = tmp_path / "out"
-    both = [start(*words(pairs, tiny_folder, out, "--steps", "3"), stderr=subprocess.PIPE) for _ in range(2)]
+    reader, writer = os.pipe()
+    os.close(reader)
+    given = words(pairs, tiny_folder, out, "--steps", "3")
+    both = [start(*given, stdout=writer, stderr=subprocess.PIPE) for _ in range(2)]
+    os.close(writer)
     said = [one.communicate(timeout=PATIENCE_S)[1] for one in both]
     assert sorted(one.returncode for one in both) == [0, 2], said
-    refused = said[[one.returncode for one in both].index(2)]
+    trained, refused = (said[[one.returncode for one in both].index(status)] for status in (0, 2))
+    assert trained.count("standard output") == 1
     assert "another process is training into" in refused or "already holds a finished training" in refused
     assert json.loads((out / "training.json").read_text())["num_steps"] == 3
     assert (out / "best" / "model.safetensors").is_file()
@@ -112,16 +128,3 @@ def test_several_processes_hold_the_folder_and_end_with_their_launcher(tmp_path,
         process.kill()
     assert not alive
     assert is_free(out / LOCK_FILE)
-
-
-@pytest.mark.slow
-def test_a_training_whose_output_nobody_reads_trains_to_its_end(tmp_path, pairs, tiny_folder):
-    out = tmp_path / "out"
-    reader, writer = os.pipe()
-    os.close(reader)
-    done = start(*words(pairs, tiny_folder, out, "--steps", "3"), stdout=writer, stderr=subprocess.PIPE)
-    os.close(writer)
-    said = done.communicate(timeout=PATIENCE_S)[1]
-    assert done.returncode == 0, said
-    assert json.loads((out / "training.json").read_text())["num_steps"] == 3
-    assert said.count("standard output") == 1

@@ -104,9 +104,9 @@ def test_the_chosen_one_is_the_best_of_n_and_the_other_is_none_of_them(chain, se
 
 
 def test_it_ends_where_it_is_decided_and_neither_draws_nor_asks_any_more(tmp_path, chain):
-    """Judged by the very reward model that chooses, the gain is as large as it can be."""
+    """Judged by the very reward model that chooses, the gain is as large as it can be. The world's writer is quick."""
     own = str(chain.folder("train") / "best")
-    record = run(chain, tmp_path, judge=own, fresh_prompts=400, planned_kl=1.5, max_new_tokens=8)
+    record = run(chain, tmp_path, name="world", judge=own, fresh_prompts=400)
     assert record["verdict"]["status"] == "rose"
     assert record["is_decided"]
     assert record["num_prompts"] == ENOUGH_TO_RISE
@@ -114,8 +114,7 @@ def test_it_ends_where_it_is_decided_and_neither_draws_nor_asks_any_more(tmp_pat
     lines = sum(len(path.read_text().splitlines()) for path in tmp_path.glob("judged_*.jsonl"))
     assert lines == record["num_prompts"] == len(pd.read_parquet(tmp_path / "served.parquet"))
     rounds = [first for first in (0, 24, 48, 96, 192, 288, 384) if first < record["num_prompts"]]
-    drawn = {path.name for path in tmp_path.glob("drawn_*")}
-    assert drawn == {"drawn_unit.jsonl"} | {f"drawn_{first}.jsonl" for first in rounds}
+    assert {path.name for path in tmp_path.glob("served_*")} == {f"served_{first}.json" for first in rounds}
 
 
 def test_what_is_fresh_of_other_data_are_the_prompts_after_those_that_readiness_sees(
@@ -158,8 +157,8 @@ def test_what_was_judged_before_an_interruption_is_not_asked_for_again(tmp_path,
 
 def test_a_judge_of_constants_is_refused_and_one_of_passes_is_not(tmp_path, chain, counted):
     with pytest.raises(DataError, match="equally good on all of 1"):
-        run(chain, tmp_path / "constant", judge="counted:constant", fresh_prompts=200, planned_kl=0.2, max_new_tokens=4)
-    record = run(chain, tmp_path / "passes", judge="counted:passes", fresh_prompts=24, planned_kl=0.2)
+        run(chain, tmp_path / "constant", name="world", judge="counted:constant", fresh_prompts=200, planned_kl=0.2)
+    record = run(chain, tmp_path / "passes", name="world", judge="counted:passes", fresh_prompts=24, planned_kl=0.2)
     assert record["unit"] == "wins less losses a comparison"
     assert set(record["differences"]) <= {-1.0, 0.0, 1.0}
 
@@ -167,7 +166,7 @@ def test_a_judge_of_constants_is_refused_and_one_of_passes_is_not(tmp_path, chai
 def test_people_judge_it_round_by_round_and_are_not_asked_more_than_it_takes(tmp_path, chain):
     """Each round is a file; the call ends there, and resumes when its column is filled in."""
     folder = tmp_path / "to_judge"
-    given = {"people": str(folder), "planned_kl": 1.5, "max_new_tokens": 12}
+    given = {"name": "world", "people": str(folder), "planned_kl": 1.5}
     rm = BradleyTerryRM.from_pretrained(chain.folder("train") / "best", device="cpu")
     asked, record = 0, None
     while record is None:

@@ -111,20 +111,6 @@ def test_where_nobody_judges_there_is_what_needs_no_judge_and_nothing_else(chain
         assert "not measured" in failed[name]
 
 
-def test_a_policy_that_was_moved_is_the_same_one_and_found(chain, policy, tmp_path):
-    before = (chain.ref("policy"), chain.ref("samples"))
-    moved = tmp_path / "moved"
-    policy.rename(moved)
-    try:
-        same = chain.with_config(policy={"name": str(moved)})
-        assert (same.ref("policy"), same.ref("samples")) == before
-        warmer = chain.with_config(policy={"name": str(moved), "temperature": 2.0})
-        warmer.ref("samples")
-        assert warmer.executed == ["samples"]
-    finally:
-        moved.rename(policy)
-
-
 def test_a_reward_model_that_was_moved_is_the_same_one_and_another_is_not(reward_model, tmp_path):
     first = given_checkpoint(str(reward_model), tmp_path / "given")
     best = Path(first.path) / "best"
