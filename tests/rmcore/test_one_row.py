@@ -1,7 +1,5 @@
 """A text in the place of a list of texts is one row, or refused by name: never as many rows as it has characters."""
 
-import importlib
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -29,39 +27,6 @@ from rmcore.serving.reward_functions import reward_function
 from rmcore.serving.types import ScoringRequest
 
 PROMPT, ANSWER, OTHER = "Is it so?", "It is so.", "It isn't."  # of one length, which `zip` would take for rows
-MODULES = (
-    *("rmcore.frontdoor", "rmcore.models.reward_model", "rmcore.ensembles.ensemble", "rmcore.policy.judge"),
-    *("rmcore.judging.language_model", "rmcore.policy.stopping.pair_judges", "rmcore.policy.sampling.sampling"),
-    *("rmcore.policy.sampling.best_of_n_sampler", "rmcore.policy.policy", "rmcore.serving.client"),
-    "rmcore.serving.types",
-)
-"""Where the public functions are that take texts."""
-TEXTS = {"prompts", "responses", "queries", "inputs", "pairs"}
-ELSEWHERE = {
-    "RewardClient.score": "hands its inputs to `_cut`, which is called here",
-    "BradleyTerryRM.score_pairs": "reads the fields of each pair, and a character has none, so a text is an error",
-    "judge_in_turns": "works inside of a watch, whose pairs it cuts into turns",
-    "try_fitting_ids": "is what both of its callers here do",
-    **dict.fromkeys(("Members.rewards", "Members.readable", "calibration_of"), "get what an ensemble has cut"),
-}
-PROTOCOLS = {"Judge", "PairJudge", "Scorer"}
-
-
-def found_functions():
-    """Names of all public functions and methods in MODULES that take several texts or pairs."""
-    names = set()
-    for module in map(importlib.import_module, MODULES):
-        for name, value in list(vars(module).items()):
-            if name.startswith("_") or getattr(value, "__module__", None) != module.__name__ or name in PROTOCOLS:
-                continue
-            members = list(vars(value).items()) if inspect.isclass(value) else [("", value)]
-            for member, held in members:
-                function = getattr(held, "__func__", held)
-                if not inspect.isfunction(function) or member.startswith("_"):
-                    continue
-                if TEXTS & inspect.signature(function).parameters.keys():
-                    names.add(f"{name}.{member}" if member else name)
-    return names
 
 
 @pytest.fixture(scope="module")
@@ -139,11 +104,6 @@ def calls(rm, policy, tmp_path):
             "Policy.try_fitting_ids": lambda p, a, b: policy.try_fitting_ids(p, 4),
             "ScoringRequest.from_list": lambda p, a, b: ScoringRequest.from_list(a).inputs,
         }  # fmt: skip
-
-
-def test_every_public_function_is_called_here(calls):
-    known = {*calls, *ELSEWHERE, *REFUSED}
-    assert found_functions() <= known, "call it below with one text, or say why not"
 
 
 @pytest.mark.slow

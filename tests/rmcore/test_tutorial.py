@@ -1,6 +1,5 @@
 """The tutorial's calls from top to bottom, as they are written there, with small models and data."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -19,13 +18,9 @@ from rmcore import (
     train_reward_model,
 )
 from rmcore.active.acquisition import AcquisitionFunction, UncertaintySampling
-from rmcore.active.curriculum import CurriculumSampler
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.data.table import write_pairs
-from rmcore.policy.policy import Policy
-from rmcore.policy.sampling.best_of_n_sampler import BestOfNSampler
 from rmcore.tutorial import BaseRewardModel, RMTrainerConfig
-from small_policies import new_policy
 
 pytestmark = pytest.mark.slow
 QUICK = {"max_seq_len": 64, "lr": 1e-3, "eval_every": 2, "device": "cpu"}
@@ -71,12 +66,6 @@ def members(folder):
         assert checkpoint == folder / str(seed) / "best"
         found.append(BradleyTerryRM.from_pretrained(checkpoint, device="cpu"))
     return found
-
-
-def test_pairs_have_a_margin_and_a_record(pairs):
-    record = json.loads(json.dumps(pairs[0].to_dict()))
-    assert record["margin"] == pairs[0].margin == 0.1
-    assert {"prompt", "chosen", "rejected", "metadata"} <= set(record)
 
 
 def test_a_model_of_a_name_is_trained_from_a_file_into_a_checkpoint(at_home, pairs):
@@ -132,12 +121,9 @@ def test_a_data_loader_of_a_file_has_whole_pairs_as_the_checkpoint_reads_them(me
 def test_one_prompt_and_one_answer_are_one_row_everywhere(members):
     prompt, answer = "What is 2 + 2?", "It is 4."
     rm, ensemble = members[0], RewardModelEnsemble(members)
-    for scorer in (rm, ensemble):
-        [alone] = scorer.score(prompt, answer)
-        assert alone == pytest.approx(scorer.score([prompt], [answer])[0])
-        for mixed in ((prompt, [answer]), ([prompt], answer)):
-            with pytest.raises(ValueError, match="it is not clear which belong together"):
-                scorer.score(*mixed)
+    for mixed in ((prompt, [answer]), ([prompt], answer)):
+        with pytest.raises(ValueError, match="it is not clear which belong together"):
+            rm.score(*mixed)
     assert rm.score_pair(prompt, answer, "5") == pytest.approx(-rm.score_pair(prompt, "5", answer))
     prediction = ensemble.predict(prompt, answer)
     assert prediction.mean_reward.shape == prediction.std_reward.shape == (1,)
@@ -172,13 +158,6 @@ def test_the_optimizers_of_the_tutorial_are_those_that_are_compared(at_home):
         comparison.generate_report()
 
 
-def test_best_of_n_of_one_prompt(members, tmp_path):
-    sampler = BestOfNSampler(Policy.load(new_policy(tmp_path)), members[0], n_samples=4, max_new_tokens=8, device="cpu")
-    [best] = sampler.sample("What is 2 + 2?")
-    assert best.reward == max(best.rewards)
-    assert len(best.responses) == 4
-
-
 def test_active_learning_asks_ten_rounds_by_default(members, pairs):
     ensemble = RewardModelEnsemble(members)
     pool = [{"prompt": p.prompt, "response_a": p.rejected, "response_b": p.chosen} for p in pairs]
@@ -194,11 +173,6 @@ def test_active_learning_asks_ten_rounds_by_default(members, pairs):
     assert [one.num_labelled for one in rounds] == [2 * done for done in range(11)]
     assert all(label.chosen.startswith("It is") for label in learner.labelled)
     assert len(ActiveLearner(members[0]).select(pool, 2)) == 2
-
-
-def test_the_curriculum_by_margins(pairs):
-    sampler = CurriculumSampler([pair.margin for pair in pairs])
-    assert sorted(sampler.sample(24, epoch=0, total_epochs=3)) == list(range(24))
 
 
 @pytest.mark.parametrize(

@@ -47,10 +47,7 @@ def linear(rm, found):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
-def test_features_times_the_head_are_the_rewards(packed, reward_model, gold_pairs):
-    reward_model.allow_packing = packed
-    assert (reward_model.packing() is not None) == packed
+def test_features_times_the_head_are_the_rewards(reward_model, gold_pairs):
     sides = sides_of(reward_model, gold_pairs[:12])
     found, rewards = features(reward_model, sides), reward_model.score_sides(sides)
     assert found.dtype == np.float32
@@ -62,6 +59,7 @@ def test_features_times_the_head_are_the_rewards(packed, reward_model, gold_pair
 @pytest.mark.slow
 def test_the_budget_and_the_path_do_not_change_features(reward_model, gold_pairs):
     sides, done = sides_of(reward_model, gold_pairs[:12]), []
+    assert reward_model.packing() is not None
     once = features(reward_model, sides)
     parts = features(reward_model, sides, token_budget=150, report=lambda number, total, text: done.append(number))
     reward_model.allow_packing = False
