@@ -15,9 +15,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import typer
-from typer.testing import CliRunner
 
 import gallery
+from command_line import succeeded
+from every_command import LEAVES
 from experiments.library import load_experiment
 from flows import cli_run
 from flows.cli import app
@@ -38,14 +39,6 @@ ROOT = typer.main.get_command(app)
 
 def text_of(page):
     return (CHECKOUT / page).read_text()
-
-
-def leaves(command, words=()):
-    for name, one in command.commands.items():
-        if hasattr(one, "commands"):
-            yield from leaves(one, (*words, name))
-        else:
-            yield (*words, name), one
 
 
 def fields(model, path=""):
@@ -98,10 +91,8 @@ def own_pairs(gold_pairs, tmp_path, monkeypatch):
 
 
 def told(*words):
-    """What a command prints; it has to succeed."""
-    outcome = CliRunner().invoke(app, list(words), prog_name="rm-opt", catch_exceptions=False)
-    assert outcome.exit_code == 0, outcome.output
-    return " ".join(outcome.output.split())
+    """What a command prints, in one line; it has to succeed."""
+    return " ".join(succeeded(*words).split())
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/index.md", "docs/tutorial.md"])
@@ -150,35 +141,31 @@ def test_the_gallery_draws_what_every_figure_module_has():
     drawn = {node.id for node in ast.walk(ast.parse(text_of("docs/gallery.py"))) if isinstance(node, ast.Name)}
     drawn |= {figure.__name__ for one in capabilities_shown() for figure in one.figures.values()}
     assert found - {"new_figure"} <= drawn
-    commands = {" ".join(words) for words, _ in leaves(ROOT)}
+    commands = {" ".join(words) for words in LEAVES}
     for one in gallery.SHOWN.values():
         assert any(f"{one.command} ".startswith(f"{command} ") for command in commands), one.command
 
 
 @pytest.mark.slow
-def test_the_site_has_every_command_setting_and_figure_and_no_broken_link(tmp_path, true_pictures):
-    """A link or anchor of any page that leads nowhere is an error, and so is code that fails."""
+def test_the_site_has_every_command_setting_and_figure_and_no_broken_link(tmp_path):
+    """A link or anchor of any page that leads nowhere is an error, and so is code that fails.
+
+    Figures are saved as a pixel, see tests/support/pixels: tests/rmcore/reporting/test_figures.py draws them.
+    """
     settings = tmp_path / "mkdocs.yml"
     settings.write_text(
         text_of("docs/mkdocs.yml").replace("docs_dir: ..", f"docs_dir: {CHECKOUT}").replace("../build/site", "site")
     )
-    done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", settings],
-        env=os.environ
-        | {
-            "NO_MKDOCS_2_WARNING": "1",
-            "DISABLE_MKDOCS_2_WARNING": "true",
-            "PYTHONPATH": f"{CHECKOUT / 'tests/support'}:{CHECKOUT / 'docs'}:{os.environ.get('PYTHONPATH', '')}",
-        },
-        capture_output=True,
-        text=True,
-        timeout=PATIENCE_S,
-    )
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", settings]
+    places = (CHECKOUT / "tests/support", CHECKOUT / "tests/support/pixels", CHECKOUT / "docs")
+    environment = {"NO_MKDOCS_2_WARNING": "1", "DISABLE_MKDOCS_2_WARNING": "true"}
+    environment |= os.environ | {"PYTHONPATH": ":".join([*map(str, places), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S)
     assert done.returncode == 0, done.stdout + done.stderr
     commands, options, figures = (
         (tmp_path / f"site/docs/{name}.html").read_text() for name in ("commands", "settings", "figures")
     )
-    for words, command in leaves(ROOT):
+    for words, command in LEAVES.items():
         _, found, rest = commands.partition(f"rm-opt {' '.join(words)}<")
         assert found, words
         for one in command.params:

@@ -44,12 +44,9 @@ def hard_dependencies():
 
 
 @pytest.mark.slow
-def test_front_door_cached_run_and_training_import_what_they_need_and_no_module_an_orchestrator():
-    """In this order, because each imports what the one before did."""
-    names = [module.name for module in pkgutil.walk_packages(rmcore.__path__, "rmcore.")]
-    assert len(names) > 50
-    steps = said_by(STEPS, json.dumps([["rmcore"], CACHED_RUN, TRAINING, names]))
-    door, cached, training, every = map(set, steps)
+def test_front_door_cached_run_and_training_import_what_they_need():
+    """In this order, because each imports what the one before did; lint-imports refuses orchestrators everywhere."""
+    door, cached, training = map(set, said_by(STEPS, json.dumps([["rmcore"], CACHED_RUN, TRAINING])))
     assert "torch" not in door
     assert not {"torch", "matplotlib"} & cached
     by_module = packages_distributions()
@@ -57,7 +54,6 @@ def test_front_door_cached_run_and_training_import_what_they_need_and_no_module_
     imported = {one.lower().replace("_", "-") for name in top for one in by_module.get(name, ())}
     assert {"torch", "transformers", "pydantic"} <= imported
     assert imported & {Requirement(one).name for one in hard_dependencies()} <= ON_A_TRAINING_NODE
-    assert not {"prefect", "mlflow", "vllm", "flows", "tasks", "experiments"} & every
 
 
 def test_each_package_is_in_a_layer_or_is_a_capability():
@@ -99,9 +95,9 @@ print(json.dumps(found))
 def test_a_command_imports_what_it_needs():
     own = (f"{name} --help" for one in capabilities().values() for name in one.commands)
     light = ("--help", "--version", "train --help", "run --help", *own)
-    found = said_by(CALLED, *light, "info")
+    found = said_by(CALLED, *light)
     for words, imported in found:
-        assert HEAVY & set(imported) == ({"torch"} if words == "info" else set()), words
+        assert not HEAVY & set(imported), words
     first = found[0][1]
     assert not [name for name in first if name.startswith(("rmcore.config", "tasks", "experiments", "pydantic."))]
 

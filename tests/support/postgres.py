@@ -37,19 +37,8 @@ class Postgres:
         secret = self.folder / "password"
         secret.write_text(PASSWORD)
         secret.chmod(0o644)
-        self._run(
-            "initdb",
-            "-D",
-            self.folder / "data",
-            "-U",
-            USER,
-            "-A",
-            "scram-sha-256",
-            "-E",
-            "UTF8",
-            f"--pwfile={secret}",
-            "-N",
-        )
+        options = ["-U", USER, "-A", "scram-sha-256", "-E", "UTF8", f"--pwfile={secret}", "-N"]
+        self._run("initdb", "-D", self.folder / "data", *options)
         self.start()
         self.environment = {"PGPASSWORD": PASSWORD}
         self._run("createdb", "-h", "127.0.0.1", "-p", self.port, "-U", USER, DATABASE)

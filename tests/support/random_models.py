@@ -16,14 +16,10 @@ def model_of(kind: str) -> BradleyTerryRM:
     wide = shape | {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2}
     config = {
         "gpt2": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=128, **shape),
-        "gpt2 padded by eos": lambda: GPT2Config(n_embd=32, n_layer=2, n_head=2, n_positions=128, **shape),
         "bert": lambda: BertConfig(max_position_embeddings=128, initializer_range=0.2, **wide),
         "roberta": lambda: RobertaConfig(max_position_embeddings=140, initializer_range=0.2, **wide),
     }[kind]()
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = Classifier.from_config(config)
-    if kind == "gpt2 padded by eos":
-        tokenizer.pad_token = tokenizer.eos_token
-        model.config.pad_token_id = tokenizer.pad_token_id
     return BradleyTerryRM.of(model, tokenizer, Rendering("plain", 100))

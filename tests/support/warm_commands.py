@@ -19,8 +19,6 @@ SLOW = (
     *("mlflow", "mlflow.store.tracking.sqlalchemy_store", "matplotlib.figure"),
 )
 """What commands import that start a flow."""
-WITHOUT_FLOWS = ("flows.cli", "rmcore.cli.export", "huggingface_hub.hf_api", "rmcore.models.reward_model")
-"""What commands import that start none."""
 
 
 class WarmCommands:
