@@ -112,18 +112,6 @@ def test_splits_stand_side_by_side_and_distributions_are_folded():
     assert found[2].tables[0].headings == ["", "p5", "max"]
 
 
-def test_lists_of_records_and_sentences_and_long_ones_which_are_cut():
-    found = record_blocks(
-        {"leak": [{"splits": ["a", "b"], "num": 1}], "warnings": ["w" * 80], "names": ["p", "q"], "no": []}, "t"
-    )
-    by_title = {block.title: block for block in found}
-    assert by_title["leak"].tables[0].rows == [["a / b", "1"]]
-    assert by_title["warnings"].findings == ["w" * 80]
-    assert by_title["t"].tables[0].rows == [["names", "p, q"], ["no", "none"]]
-    (cut,) = record_blocks({"rows": [{"a": index} for index in range(1200)]}, "t")
-    assert (cut.title, len(cut.tables[0].rows)) == ("rows (the first 50 of 1,200)", 50)
-
-
 NOTE_NASTY = (
     "<img src=x onerror=1> <b>b</b> [x](http://evil.example) ![i](y) `code` **bold** __u__ @mention :smile: a|b ~~s~~ "
     "https://evil.example www.evil.example me@evil.example &lt; # head \\<i>"

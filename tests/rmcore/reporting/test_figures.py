@@ -62,12 +62,6 @@ def test_smoothing_keeps_a_straight_line_straight_inside_and_a_constant_constant
     assert np.allclose(figure.axes[2].lines[1].get_ydata()[10:-10], np.arange(200)[10:-10])
 
 
-def test_series_orders_by_step_and_drops_nulls():
-    rows = [{"step": s, "metrics": {"a": v}} for s, v in ((3, 1.0), (1, 2.0), (2, None), (3, 4.0))]
-    steps, values = series(rows, "a")
-    assert (steps.tolist(), values.tolist()) == ([1, 3], [2.0, 4.0])
-
-
 def test_curves_of_runs_are_what_each_logged_and_told_apart():
     figure = runs_figure(RUNS)
     loss, accuracy = figure.axes

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.suites.measure import difference, from_table, measure, to_table
+from rmcore.suites.measure import difference, measure
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, MATH_WEIGHT, REWARD_BENCH, REWARD_BENCH_SECTIONS
 from rmcore.suites.question import OVERALL, Question
 from rmcore.suites.sets import SUITES
@@ -171,14 +171,6 @@ def test_length_is_scored_as_models_are():
     long_right = Question("a", "p", ("a long answer", "short"), 1, "Natural", "a")
     short_right = Question("b", "q", ("short", "a long answer"), 1, "Neighbor", "b")
     assert measure(LLMBAR, [long_right, short_right], [np.array([1.0, 0.0])] * 2).longer == 0.5
-
-
-def test_rewards_survive_their_table():
-    questions = [question("a", "Natural"), question("b", "Natural", 4), question("c", "Natural", 3)]
-    rewards = [np.array([1.0, np.nan]), np.arange(4.0), np.array([0.5, -1.0, 2.0])]
-    for one, other in zip(from_table(questions, to_table(questions, rewards)), rewards, strict=True):
-        np.testing.assert_array_equal(one, other)
-    assert np.flatnonzero(to_table(questions, rewards).is_right).tolist() == [0, 2, 6]
 
 
 def test_groups_weigh_alike_whatever_their_size_where_the_rule_says_so():
