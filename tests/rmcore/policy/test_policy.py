@@ -98,12 +98,7 @@ def test_a_template_says_alone_what_stands_before_the_text_and_never_two_bos(ope
 
 @pytest.mark.parametrize(
     ("template", "reason"),
-    [
-        ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
-        ("{{ 1 / 0 }}", "division by zero"),
-        ("{{ messages[9]['content'] }}", "no element 9"),
-        ("{{ 'a' + 1 }}", "can only concatenate str"),
-    ],
+    [("{{ raise_exception('roles must alternate') }}", "roles must alternate"), ("{{ 1 / 0 }}", "division by zero")],
 )
 def test_a_dialogue_that_the_template_refuses_is_said(template, reason):
     tokenizer = word_tokenizer("$A", template)

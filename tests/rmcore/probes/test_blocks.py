@@ -23,6 +23,7 @@ def test_violated_rules_fail_with_their_worst_example_and_a_model_without_one_pa
         assert (f"edited by <{one['rule']}>" in examples) == (one["verdict"] == "violated")
         share = [numbers.with_interval(one["violations"], "share")] if one["violations"] else []
         assert all(" ".join(shown.split()) in text for shown in (*share, numbers.with_interval(one["shift"])))
+        assert f"Edit {one['rule']}." in text
     good = sample.record(is_good=True)
     text = report_with(probe=good).section("probe")
     assert "✓ None of 4 rules is shown to be violated" in text
