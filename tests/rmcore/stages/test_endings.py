@@ -1,7 +1,8 @@
 """Both endings in the synthetic benchmark, small: ready and then better for certain, refused and then no better.
 
 The policy is the synthetic benchmark's writer, and best-of-n carries the plan out; the texts of both are the same,
-and the annotators of one name the longer answer, whatever it says. (GRPO against both: experiments/log/rlhf.md.)
+and the annotators of one name the longer answer, whatever it says. (GRPO against both: experiments/log/rlhf.md.) By
+day tests/rmcore/readiness show on simulated rewards what is refused.
 """
 
 import json
@@ -48,6 +49,7 @@ def test_what_is_ready_gains(store):
     assert served["verdict"]["status"] == "rose", served["verdict"]["headline"]
 
 
+@pytest.mark.night
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_what_is_refused_for_its_flaw_gains_nothing_that_is_shown(store):
