@@ -20,10 +20,10 @@ from rmcore.evaluation.calibration import (
 )
 
 
-def simulate(rng, num_pairs, slope=1.0, spread=1.5):
-    """Margins of a model whose stated log-odds are 1/slope times the true ones; slope 1 is calibrated."""
-    size = np.abs(rng.normal(0, spread, num_pairs))
-    return np.where(rng.random(num_pairs) < expit(slope * size), size, -size)
+def simulate(rng, num_pairs):
+    """Margins of a calibrated model."""
+    size = np.abs(rng.normal(0, 1.5, num_pairs))
+    return np.where(rng.random(num_pairs) < expit(size), size, -size)
 
 
 def debiased(margin):
@@ -111,7 +111,7 @@ WORLDS = {"usual": (0.0, 1.5), "unsure": (0.0, 0.3), "sure": (4.0, 1.0)}
 
 
 def clustered(rng, world, shape, slope):
-    """Margins, prompts: as `simulate`, right or wrong by a normal that pairs of one prompt share in part."""
+    """Margins, prompts: right or wrong by a normal that pairs of one prompt share in part; slope 1 is calibrated."""
     num_prompts, pairs, together = shape
     centre, spread = world
     size = np.abs(rng.normal(centre, spread, (num_prompts, pairs)))

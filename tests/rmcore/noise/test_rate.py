@@ -10,15 +10,14 @@ from rmcore.core.errors import DataError
 from rmcore.noise.rate import called, fit_labels, flipped
 
 
-def drawn(seed, rate, num_prompts=150, pairs_of=4, error=0.0):
-    """Margins in favour of labels of which some are turned; rewards of a prompt's pairs share a part of the error."""
+def drawn(seed, rate, num_prompts=150, pairs_of=4):
+    """Margins in favour of labels, of which some are turned."""
     rng = np.random.default_rng(seed)
     prompts = np.repeat(np.arange(num_prompts), pairs_of)
     truth = rng.normal(0, 2.5, len(prompts))
     turned = rng.random(len(prompts)) < rate
     first = (rng.random(len(prompts)) < expit(truth)) != turned
-    seen = truth + error * (rng.normal(size=len(prompts)) + rng.normal(size=num_prompts)[prompts]) / np.sqrt(2)
-    return np.where(first, seen, -seen), prompts.astype(str), turned
+    return np.where(first, truth, -truth), prompts.astype(str), turned
 
 
 def test_the_posterior_is_calibrated_and_what_is_called_has_about_the_stated_share_of_right_labels():

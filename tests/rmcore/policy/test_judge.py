@@ -87,11 +87,11 @@ def test_a_coroutine_is_refused_before_it_is_called(tmp_path, monkeypatch):
         judge_that_returns("1.0", tmp_path, monkeypatch, prefix="async def")
 
 
-def write_audit(place, named, *, reliability, agreement=0.7, may_decide=True, judging=None):
+def write_audit(place, named, *, reliability, agreement=0.7, may_decide=True):
     """An audit as the command writes it, of a judge as it is now."""
     found = {"value": reliability, "ci_low": reliability - 0.098, "ci_high": reliability + 0.098}
     record = {
-        "asked": judge_identity(named, judging or JudgingConfig()),
+        "asked": judge_identity(named, JudgingConfig()),
         "verdict": {"may_decide": may_decide, "reasons": [] if may_decide else ["it is a coin"]},
         "metrics": {"agreement": {"value": agreement}, "reliability": found if reliability else {"value": None}},
     }
