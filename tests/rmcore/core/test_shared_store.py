@@ -316,14 +316,11 @@ def test_a_state_that_is_not_what_was_written_is_refused_by_its_name(tmp_path, d
     assert [path.name for path in here.parent.iterdir()] == [here.name]
 
 
-def test_all_that_a_home_has_alone_is_pushed_once(tmp_path):
-    store, shared = made(tmp_path / "a", "ours"), opened(f"file://{tmp_path}/shared")
-    assert [(entry.key, stands) for entry, stands in shared.push_all(store)] == [(KEY, True)]
-    assert list(shared.push_all(store)) == []
-    assert shared.pull(Store(tmp_path / "b"), "prepare", KEY)
-    other = made(tmp_path / "c", "another outcome")
+def test_of_two_outcomes_of_one_key_both_are_kept_where_all_is_pushed(tmp_path):
+    shared, other = opened(f"file://{tmp_path}/shared"), made(tmp_path / "b", "another outcome")
+    assert [is_committed for _, is_committed in shared.push_all(made(tmp_path / "a", "ours"))] == [True]
     before = files(other)
-    assert [(entry.key, stands) for entry, stands in shared.push_all(other)] == [(KEY, False)]
+    assert [(entry.key, is_committed) for entry, is_committed in shared.push_all(other)] == [(KEY, False)]
     assert files(other) == before
 
 

@@ -13,6 +13,7 @@ from rmcore.data.observation_counts import describe_observations, examples
 from rmcore.data.pair import Message
 from rmcore.data.readers.sources import load_pairs
 from rmcore.data.survey import Scale, survey
+from source_sample import lines, pair_of
 
 FIXTURES = Path(__file__).with_name("fixtures")
 
@@ -58,14 +59,9 @@ ROW = {"prompt": "p\u00e9\u4e2d", "chosen": "a", "rejected": "b"}
 
 def test_names_that_drive_a_terminal_are_printed_as_text(tmp_path, capsys):
     source = tmp_path / "\x1b]0;title\x07\x9b2J.jsonl"
-    source.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW | {"chosen": "b"}) + "\n")
-    absent = ["data", "check", f"{source}.csv"]
-    for words, status in (
-        (["data", "check", source], 0),
-        (["data", "convert", source, f"{source}.parquet"], 0),
-        (absent, FAILED),
-    ):
-        assert guard(lambda words=words: app([*map(str, words)], standalone_mode=False)) == status
+    lines([ROW, ROW | {"chosen": "b"}], source)
+    assert rm_opt("data", "check", source) == rm_opt("data", "convert", source, f"{source}.parquet") == 0
+    assert rm_opt("data", "check", f"{source}.csv") == FAILED
     shown = capsys.readouterr()
     assert "title" in shown.out
     assert "title" in shown.err
@@ -109,10 +105,6 @@ def test_scales_are_told_by_their_values() -> None:
     assert sum(code * code for code in codes) / 3 == pytest.approx(1)
 
 
-def checked(*arguments):
-    return guard(lambda: app(["data", "check", *map(str, arguments)], standalone_mode=False))
-
-
 SOME = [
     Observation("p", ("a", "b"), ranks=(1, 2), annotator="x", weight=2),
     Observation("p", ("a", "b"), ranks=(1, 1), annotator="y"),
@@ -140,18 +132,17 @@ def test_kinds_ties_grades_annotators_and_weights_are_counted():
 
 
 def test_data_check_shows_a_file_whose_grades_imply_no_pair(tmp_path, capsys):
-    path = tmp_path / "kto.jsonl"
     rows = [{"prompt": f"p {i}", "completion": "a", "label": i % 2 == 0, "stars": i} for i in range(9)]
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    assert checked(path) == 0
+    path = lines(rows, tmp_path / "kto.jsonl")
+    assert rm_opt("data", "check", path) == 0
     assert (
         "overall                 binary, 9 grades from 0 to 1, mean 0.556 (4 of 0, 5 of 1)" in capsys.readouterr().out
     )
-    assert checked(path, "--grade-columns", "stars") == 0
+    assert rm_opt("data", "check", path, "--grade-columns", "stars") == 0
     assert "stars                   ordinal, 9 grades from 0 to 8" in capsys.readouterr().out
 
 
-def test_turns_calls_and_judgements_are_named(tmp_path):
+def test_turns_calls_and_judgements_are_named():
     tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
     call = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "weather", "arguments": {}}}]}
     row = {
@@ -160,9 +151,7 @@ def test_turns_calls_and_judgements_are_named(tmp_path):
         "chosen": [call],
         "rejected": [{"role": "assistant", "content": "Sunny\x1b[2J."}],
     }
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row) + "\n")
-    [pair] = load_pairs(str(tmp_path / "rows.jsonl")).pairs
-    [shown] = examples([Observation.of_pair(pair)])
+    [shown] = examples([Observation.of_pair(pair_of(row))])
     labels = [label for label, _ in shown["lines"]]
     assert labels == ["tools", "sys\\x1b[31mtem", "user", "→ chosen", "→ rejected"]
     by_label = dict(shown["lines"])

@@ -16,12 +16,13 @@ from rmcore.config.data import DataConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.core.tracking import NullTracker
+from rmcore.data import tokenized
 from rmcore.data.audit import audit
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.pairs_on_disk import RowsOnDisk, RowWriter, select
 from rmcore.data.table import PAIRS as FORM
 from rmcore.data.table import write_pairs
-from rmcore.data.tokenized import PAIRS_A_BATCH, open_tokenized, select_training_pairs, write_tokenized
+from rmcore.data.tokenized import open_tokenized, select_training_pairs, write_tokenized
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.stages import prepare
 from rmcore.stages.order import stage_of
@@ -81,11 +82,7 @@ def test_a_source_read_onto_disk_is_split_and_audited_as_one_in_memory(tmp_path:
 
 
 def other(number: int) -> PreferencePair:
-    return replace_prompt(pair(number), f"other {number // 3}")
-
-
-def replace_prompt(one: PreferencePair, prompt: str) -> PreferencePair:
-    return replace(one, prompt=prompt, pair_id="")
+    return replace(pair(number), prompt=f"other {number // 3}", pair_id="")
 
 
 @pytest.mark.slow
@@ -123,10 +120,17 @@ def renderer():
     return BradleyTerryRM.new(ModelConfig(name="tiny", max_seq_len=24), seed=0, device=torch.device("cpu")).renderer
 
 
-@pytest.mark.slow
+@pytest.fixture
+def small_batches(monkeypatch):
+    """Batches of 64 pairs."""
+    monkeypatch.setattr(tokenized, "PAIRS_A_BATCH", 64)
+
+
 @pytest.mark.parametrize(("over_length", "parts"), [("cut", 1), ("drop", 3), (None, 3)])
-def test_tokens_on_disk_are_those_in_memory_whoever_shares_the_work(tmp_path: Path, renderer, over_length, parts):
-    pairs = [pair(number) for number in range(2 * PAIRS_A_BATCH + 17)]
+def test_tokens_on_disk_are_those_in_memory_whoever_shares_the_work(
+    tmp_path: Path, renderer, small_batches, over_length, parts
+):
+    pairs = PAIRS[: 2 * 64 + 17]
     for number in range(parts):
         write_tokenized(renderer, pairs, tmp_path, over_length=over_length, share=(number, parts))
     found = open_tokenized(tmp_path, len(pairs), parts=parts)
@@ -145,15 +149,14 @@ def test_tokens_on_disk_are_those_in_memory_whoever_shares_the_work(tmp_path: Pa
         found.pairs[len(kept)]
 
 
-@pytest.mark.slow
-def test_their_digest_knows_every_token_and_not_who_shared_the_work(tmp_path: Path, renderer):
+def test_their_digest_knows_every_token_and_not_who_shared_the_work(tmp_path: Path, renderer, small_batches):
     def digest(pairs, parts=1):
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         for number in range(parts):
             write_tokenized(renderer, pairs, folder, over_length="cut", share=(number, parts))
         return open_tokenized(folder, len(pairs), parts=parts).pairs.digest()
 
-    pairs = PAIRS[:1100]
+    pairs = PAIRS[:80]
     same = digest(pairs)
     assert digest(pairs, parts=2) == same
     swapped = PreferencePair(pairs[7].prompt, pairs[7].rejected, pairs[7].chosen, pairs[7].target_margin)

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import source_sample as sample
 from rmcore.config.data import DataConfig
 from rmcore.core.errors import DataError
 from rmcore.data.pair import Message, PreferencePair
 from rmcore.data.readers.sources import load_pairs, write_rejected
 from rmcore.stages.prepare import load_sources
+from source_sample import lines, write
 
 
 def row(pair_id, role, text=None, prompt=None, **extra):
@@ -30,12 +30,8 @@ def pair(pair_id, margin=None, **metadata):
     )
 
 
-def write(rows, path):
-    return str(sample.write(rows, path))
-
-
 def load(rows, tmp_path, **options):
-    return load_pairs(write(rows, tmp_path / "sides.jsonl"), **options)
+    return load_pairs(lines(rows, tmp_path / "sides.jsonl"), **options)
 
 
 def reasons(loaded):
@@ -43,13 +39,13 @@ def reasons(loaded):
 
 
 @pytest.mark.parametrize("name", ["response", "text", "completion"])
-@pytest.mark.parametrize("labels", [(1, 0), (True, False), ("1", "0"), (1.0, 0.0)])
-def test_labels_and_the_names_of_the_completion(tmp_path, name, labels):
+def test_labels_and_the_names_of_the_completion(tmp_path, name):
     rows = [
-        {"pair_id": 7, "label": labels[0], "prompt": "prompt 7", name: "chosen 7"},
-        {"pair_id": 7, "label": labels[1], "prompt": "prompt 7", name: "rejected 7"},
+        {"pair_id": at, "label": label, "prompt": f"prompt {at}", name: f"{role} {at}"}
+        for at, labels in enumerate([(0, 1), (False, True), ("0", "1"), (0.0, 1.0)])
+        for role, label in zip(("rejected", "chosen"), labels, strict=True)
     ]
-    assert load(rows[::-1], tmp_path).pairs == [pair(7)]
+    assert load(rows, tmp_path).pairs == [pair(at) for at in range(4)]
 
 
 @pytest.mark.parametrize("form", ["parquet", "json", "csv"])
@@ -58,12 +54,12 @@ def test_keys_of_meta_dialogues_and_message_lists(tmp_path, form):
         {"prompt": "prompt a", "response": f"{role} a", "meta": {"pair_id": "a", "role": role, "label": label}}
         for role, label in (("chosen", 1), ("rejected", 0))
     ]
-    assert load_pairs(write(rows, tmp_path / f"sides.{form}")).pairs == [pair("a")]
+    assert load_pairs(str(write(rows, tmp_path / f"sides.{form}"))).pairs == [pair("a")]
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "u"}]
     answers = [[{"role": "assistant", "content": text}] for text in "ab"]
     rows = [row("a", "chosen", answers[0], prompt), row("a", "rejected", answers[1], prompt)]
     turns = (Message("system", "s"), Message("user", "u"))
-    loaded = load_pairs(write(rows, tmp_path / f"sides.{form}"))
+    loaded = load_pairs(str(write(rows, tmp_path / f"sides.{form}")))
     assert loaded.pairs == [PreferencePair(turns, "a", "b", pair_id="a")]
 
 
@@ -108,7 +104,7 @@ def test_a_group_that_is_no_pair_is_set_aside_whole_and_an_incomplete_one_an_err
 
 def test_a_row_without_id_or_that_cannot_be_read_costs_its_pair(tmp_path):
     path = tmp_path / "sides.jsonl"
-    write([row("a", "chosen"), row(None, "rejected"), *whole("good"), row("b", "chosen")], path)
+    lines([row("a", "chosen"), row(None, "rejected"), *whole("good"), row("b", "chosen")], path)
     with path.open("a") as file:
         file.write('{"pair_id": "b", "role"\n')
         file.write('{"pair_id": "\\ud800", "role": "chosen", "prompt": "p", "response": "x"}\n')
@@ -138,21 +134,12 @@ def test_pairs_in_one_row_that_lack_a_side_are_an_error_on_request_and_other_fau
 
 
 def test_the_setting_reaches_the_reader_of_both_sources(tmp_path):
-    good = write(whole("good"), tmp_path / "good.jsonl")
-    bad = write([*whole("bad"), row("a", "chosen")], tmp_path / "bad.jsonl")
+    good = lines(whole("good"), tmp_path / "good.jsonl")
+    bad = lines([*whole("bad"), row("a", "chosen")], tmp_path / "bad.jsonl")
     assert len(load_sources(DataConfig(source=bad, eval_source=good))) == 2
     for source, eval_source in ((bad, good), (good, bad)):
         with pytest.raises(DataError, match="incomplete"):
             load_sources(DataConfig(source=source, eval_source=eval_source, require_complete_pairs=True))
-
-
-def test_a_limit_keeps_the_first_pairs_of_all_rows(tmp_path):
-    rows = [row("a", "chosen"), *whole("b"), row("c", "chosen"), row("a", "rejected"), row("d", "rejected")]
-    for limit, ids in ((1, "a"), (2, "ab"), (9, "ab")):
-        loaded = load(rows, tmp_path, limit=limit)
-        assert [one.pair_id for one in loaded.pairs] == [*ids]
-        assert loaded.num_rows == len(rows)
-        assert reasons(loaded) == [(4, "other side missing", "c"), (6, "other side missing", "d")]
 
 
 sides = st.lists(
@@ -167,8 +154,8 @@ sides = st.lists(
 def test_any_rows_are_paired_exactly_or_set_aside(tmp_path_factory, drawn, limit):
     rows = [row(str(key), role, prompt="other" if odd else None) for key, role, odd in drawn]
     rows += [row("end", "rejected"), row("end", "chosen")]
-    path = tmp_path_factory.mktemp("sides") / "sides.jsonl"
-    loaded = load_pairs(write(rows, path))
+    source = lines(rows, tmp_path_factory.mktemp("sides") / "sides.jsonl")
+    loaded, limited = load_pairs(source), load_pairs(source, limit=limit)
     groups = {}
     for number, one in enumerate(rows, start=1):
         groups.setdefault(one["pair_id"], []).append((number, one))
@@ -182,4 +169,5 @@ def test_any_rows_are_paired_exactly_or_set_aside(tmp_path_factory, drawn, limit
     assert {one.row for one in loaded.rejected} == {n for key in groups.keys() - set(good) for n, _ in groups[key]}
     assert len(loaded.rejected) + 2 * len(loaded.pairs) == loaded.num_rows == len(rows)
     assert max(Counter(one.row for one in loaded.rejected).values(), default=1) == 1
-    assert load_pairs(str(path), limit=limit).pairs == loaded.pairs[:limit]
+    assert limited.pairs == loaded.pairs[:limit]
+    assert (limited.rejected, limited.num_rows) == (loaded.rejected, len(rows))
