@@ -62,7 +62,7 @@ from tasks.comparison_view import RUN_COLOUR, cells_view, view_tags
 from tasks.device import device_slots
 from tasks.projection import NOTE_TAG
 from tasks.run_record import interval_tags
-from tasks.sharing import write_once
+from tasks.sharing import shared_store
 from tasks.stages import run_step
 from tasks.tracking import RunTracker
 
@@ -123,9 +123,8 @@ def experiment(
     store = begin_flow_run()
     plan = make_plan(declared, store, home())
     plan.check_budget()
-    registration = register(
-        home() / "registrations" / f"{declared.name}-{declared.size}", frozen(declared), write_once()
-    )
+    shared, place = shared_store(), home() / "registrations" / f"{declared.name}-{declared.size}"
+    registration = register(place, frozen(declared), None if shared is None else shared.register)
     said = command(declared, experiment, chosen)
     outcome = Matrix(declared, store, registration, said, runner).run(plan)
     if outcome["failed"]:

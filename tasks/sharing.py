@@ -73,12 +73,6 @@ def shared_digest() -> Callable[[str, str], str | None]:
     return digest
 
 
-def write_once() -> Callable[[str, bytes], bytes] | None:
-    """Give the function that writes a registration down for all machines; None where no store is shared."""
-    shared = shared_store()
-    return None if shared is None else shared.register
-
-
 def taken(shared: SharedStore | None, store: Store, stage: Stage, tell: Callable[[str], None]) -> bool:
     """Take a stage's artifact from the shared store, if one is shared and has it. The caller holds the key's lock."""
     began = time.monotonic()
