@@ -14,13 +14,9 @@ from rmcore.data.render_fn import RenderFn
 from rmcore.data.rendering import Renderer, Rendering
 from rmcore.models.loading import resolve_model
 from rmcore.models.tiny import tiny_tokenizer
+from tests.support import chat_templates
 
 LETTERS = [chr(code) for code in range(33, 127)]
-LLAMA3 = (
-    "{{- bos_token }}{%- for m in messages %}{{- '<|start_header_id|>' + m['role'] + '<|end_header_id|>\n\n' "
-    "+ m['content'] | trim + '<|eot_id|>' }}{%- endfor %}"
-    "{%- if add_generation_prompt %}{{- '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{%- endif %}"
-)
 GEMMA = (
     "{{ bos_token }}{% for m in messages %}{% set role = 'model' if m['role'] == 'assistant' else m['role'] %}"
     "{{ '<start_of_turn>' + role + '\n' + m['content'] | trim + '<end_of_turn>\n' }}{% endfor %}"
@@ -84,7 +80,7 @@ MAKERS = {
     "merges": merged_to_a_control_token,
     "llama3": lambda: byte_level(
         ["<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"],
-        LLAMA3,
+        chat_templates.LLAMA31,
         bos_token="<|begin_of_text|>",
         eos_token="<|eot_id|>",
     ),
