@@ -32,7 +32,7 @@ def parquet(table):
 ROWS = pa.table({name: [f"{name} {number}" for number in range(300)] for name in GOOD})
 PARQUET, LINES = parquet(ROWS), b'{"prompt": "p", "chosen": "a", "rejected": "b"}\n' * 9
 NUMBERS = (
-    *(("preference", value) for value in (0.9, "0.9", 1.5, 3, 10**400, -100)),
+    *(("preference", value) for value in (0, "-1", 0.9, "0.9", 1.5, 3, 10**400, -100)),
     *(("preference_strength", value) for value in (0.2, "0.8")),
 )
 
