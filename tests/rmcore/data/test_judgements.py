@@ -156,10 +156,6 @@ def test_what_is_held_out_as_a_tie_is_not_trained_on(tmp_path):
 NAMES = ("helpfulness", "verbosity", "score")
 
 
-def graded(values, **more):
-    return [{"prompt": f"p {i % 3}", "response": f"r {i}", "score": value, **more} for i, value in enumerate(values)]
-
-
 grades = st.none() | st.sampled_from([0, 1, 2, 0.5, "3"])
 answers = st.lists(st.tuples(st.sampled_from("pq"), st.sampled_from("abcd"), *[grades] * 3), min_size=4, max_size=12)
 
@@ -216,7 +212,8 @@ def test_who_graded_what_is_an_observation_of_his_own_and_the_pairs_are_of_the_m
 
 
 def test_attributes_that_tell_nothing_are_set_aside_and_told(tmp_path):
-    loaded = load_pairs(lines([{**row, "helpfulness": 4} for row in graded([1, 2, 7, 4, 2, 3])], tmp_path / "r.jsonl"))
+    rows = [{"prompt": f"p {at % 3}", "response": f"r {at}", "score": at, "helpfulness": 4} for at in range(6)]
+    loaded = load_pairs(lines(rows, tmp_path / "rows.jsonl"))
     assert all(one.grades.keys() == {"score"} for one in loaded.observations)
     assert any("helpfulness is 4 in all graded rows" in sentence for sentence in loaded.notices())
 
