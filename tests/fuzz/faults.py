@@ -51,7 +51,7 @@ def preload() -> None:
 
 def one(draw: random.Random, place: Path) -> str:
     """Do the case of the number that `place` is called by; "same" where the call ended well, "refused" where not."""
-    name, fault, nth = cases()[int(place.name)]
+    name, fault, nth = _case(int(place.name))
     scenario, work = SCENARIOS[name](), place / "work"
     shutil.copytree(_template(name), work, symlinks=True)
     status = _in_child(place, lambda: scenario.act(work), work, nth, FAULTS[fault])
@@ -71,25 +71,34 @@ def _repeated(name: str, scenario: "Scenario", work: Path) -> None:
     assert json.dumps(found) == expected, f"the same call again gives {found}, not {expected}"
 
 
-@functools.cache
-def cases() -> list[tuple[str, str, int]]:
-    """Scenario, fault and change of each number, mixed, so that any few are of several scenarios."""
+def default_count() -> int:
+    """Return how many cases there are; `make faults` tries each."""
     for module in WARM:  # by the parent of all processes
         importlib.import_module(module)
     importlib.import_module("rmcore.models.tiny").tiny_config = importlib.import_module("nano_model").nano_config
-    mixed = random.Random(0)  # noqa: S311 - to be repeated
-    found = []
-    for name in SCENARIOS:
-        changes = range(1, int(_template(name).with_suffix(".count").read_text()) + 1)
-        own = [(name, fault, nth) for fault in FAULTS for nth in changes]
-        found += mixed.sample(own, WHOLE_RUNS) if name == "run" else own
-    mixed.shuffle(found)
+    return len(_short_cases()) + WHOLE_RUNS
+
+
+@functools.cache
+def _short_cases() -> list[tuple[str, str, int]]:
+    """Scenario, fault and change of all cases but whole runs, mixed, so that any few are of several scenarios."""
+    found = [case for name in SCENARIOS if name != "run" for case in _cases(name)]
+    random.Random(0).shuffle(found)  # noqa: S311 - to be repeated
     return found
 
 
-def default_count() -> int:
-    """Return how many cases there are; `make faults` tries each."""
-    return len(cases())
+@functools.cache
+def _cases(name: str) -> list[tuple[str, str, int]]:
+    changes = range(1, int(_template(name).with_suffix(".count").read_text()) + 1)
+    return [(name, fault, nth) for fault in FAULTS for nth in changes]
+
+
+def _case(number: int) -> tuple[str, str, int]:
+    """Scenario, fault and change of a number; whole runs come last."""
+    if number < len(_short_cases()):
+        return _short_cases()[number]
+    runs = random.Random(0).sample(_cases("run"), WHOLE_RUNS)  # noqa: S311 - to be repeated
+    return runs[number - len(_short_cases())]
 
 
 @functools.cache

@@ -5,7 +5,7 @@
 Each case is drawn from (kind, seed, number) alone; of the faults of `make faults`, each number is one. It may be
 refused, by an error of ours with a sentence, or give what is right; a finding is any other exception, or a silent
 difference, as the module of each kind defines it. A table is printed; the files of each finding are kept, with the
-command that repeats it. A case that takes over a minute ends the program with its traceback, and its files are kept,
+command that repeats it. A case that takes over two minutes ends the program with its traceback, and its files are kept,
 as are those of a case that ends the process.
 """
 
@@ -25,7 +25,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = {"data": "data_files", "faults": "faults"}
 """The module of each kind: `default_count()`, and `one(draw, place)`, which says how a case ended."""
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 COLUMNS = ("cases", "same", "subset", "refused", "silent", "traceback", "slowest")
 
 

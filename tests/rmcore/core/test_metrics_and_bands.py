@@ -32,10 +32,6 @@ def test_no_two_have_one_name():
     assert all(not spec.needs_target and spec.bands is None for spec in METRICS.values() if not spec.cell_name)
 
 
-def test_the_unit_of_the_mean_margin_is_that_of_the_margins():
-    assert {spec.unit for name, spec in METRICS.items() if "margin" in name and "rate" not in name} == {"logits"}
-
-
 def test_what_training_selects_by_is_directed_as_the_registry_has_it():
     """Training keeps its own direction: a reworded label must not have every checkpoint computed again."""
     for name, spec in {**CURVES, "eval/loss": METRICS["loss"], "eval/ece": METRICS["ece_debiased"]}.items():
