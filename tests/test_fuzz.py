@@ -18,10 +18,10 @@ FUZZ = Path(__file__).parent / "fuzz"
     sys.platform != "linux" or shutil.which("cc") is None, reason="faults are injected by a library for Linux"
 )
 def test_a_few_cases_of_each_kind_give_no_finding(tmp_path):
-    command = [sys.executable, FUZZ / "run.py", "--count", "40", "--keep", tmp_path]
+    command = [sys.executable, FUZZ / "run.py", "--count", "20", "--keep", tmp_path]
     environment = os.environ | {"PYTHONSAFEPATH": "1"}  # as in every process of a home
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     _, *kinds, findings = done.stdout.splitlines()
-    assert [line.split()[:2] for line in kinds] == [["data", "40"], ["faults", "40"]]
+    assert [line.split()[:2] for line in kinds] == [["data", "20"], ["faults", "20"]]
     assert findings == "0 findings"
