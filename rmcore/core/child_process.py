@@ -282,7 +282,8 @@ def _become_child(connection: socket.socket, interrupted: Any) -> NoReturn:
     except BaseException:  # noqa: BLE001 - it is shown, and this process ends
         traceback.print_exc()
     finally:
-        signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))  # its parent hears the status
+        for number in (signal.SIGINT, signal.SIGTERM):  # who has heard the status hangs up, which asks to end
+            signal.signal(number, signal.SIG_IGN)
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.flush()
             sys.stderr.flush()

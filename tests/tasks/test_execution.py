@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from light_stages import probe_variables
 from machine import PATIENCE_S
 from rmcore.config.data import DataConfig, GoldConfig
 from rmcore.config.model import ModelConfig
@@ -19,7 +20,7 @@ from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.train import TrainConfig
 from rmcore.core import progress
 from rmcore.core.child_process import PLACE
-from rmcore.core.errors import ConfigError, TrainingError
+from rmcore.core.errors import TrainingError
 from rmcore.core.files import read_json_lines
 from rmcore.core.progress import PROGRESS_VARIABLE
 from rmcore.core.store import Store
@@ -133,19 +134,17 @@ def losses(trained):
 
 def test_a_stage_takes_no_place_among_processes_that_the_run_was_started_in(tmp_path, monkeypatch):
     """Such as that of a shell below torchrun: it would wait for the others, or write nothing as the second of them."""
-    inherited = os.environ | dict.fromkeys(PLACE, "1") | {"WORLD_SIZE": "2", "PYTHONPATH": str(tmp_path)}
-    (tmp_path / "rmcore_probe.py").write_text(
+    inherited = probe_variables(tmp_path) | dict.fromkeys(PLACE, "1") | {"WORLD_SIZE": "2"}
+    (tmp_path / "places.py").write_text(
         "import json, os\ndef run_from_file(spec):\n    print(json.dumps(dict(os.environ)))\n    return 0\n"
     )
-    monkeypatch.setattr("tasks.execution.MODULE", "rmcore_probe")
+    monkeypatch.setattr("tasks.execution.MODULE", "places")
     told = []
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()
         assert run_processes(tmp_path / str(number), {}, number, inherited) == (0, tmp_path / str(number) / "0")
         logs = (tmp_path / str(number) / str(rank) / LOG_FILE for rank in range(number))
-        for log in logs:  # a library may say something there, too
-            [said] = [line for line in log.read_text().splitlines() if line.startswith("{")]
-            told.append(json.loads(said))
+        told += [json.loads(log.read_text()) for log in logs]
     assert not set(PLACE) & told[0].keys()
     assert [(one["RANK"], one["WORLD_SIZE"]) for one in told[1:]] == [("0", "2"), ("1", "2")]
 
@@ -189,10 +188,3 @@ def writes(process, folder, name):
         return any(one.path.startswith(str(folder)) and one.path.endswith(name) for one in process.open_files())
     except psutil.Error:
         return False
-
-
-def test_more_processes_than_gpus_are_refused_before_anything_waits(tmp_path, monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    config = settings("tiny", 4).model_copy(update={"device": "cuda"})
-    with pytest.raises(ConfigError, match=r"train.num_processes=4, but this process sees 2 GPUs"):
-        train(Store(tmp_path), config)
