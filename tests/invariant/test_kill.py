@@ -1,25 +1,20 @@
 """A training that is killed again and again ends in the same bits as one that was left alone."""
 
 import json
-import multiprocessing
 import random
-import runpy
 import signal
 import time
-from pathlib import Path
 
 import pytest
 
+from fresh_forks import fork, rm_opt
 from rmcore.core.files import file_digest
 from rmcore.data.table import write_pairs
 
 pytestmark = pytest.mark.slow
 
-PROGRAM = Path(__file__).with_name("logged_command.py")
 KILLS = 4
 STEPS = 60
-FORK = multiprocessing.get_context("forkserver")  # a fresh process with torch imported already: seconds saved a kill
-FORK.set_forkserver_preload(["rmcore.stages.train", "rmcore.cli", "peft"])
 
 
 @pytest.fixture
@@ -32,17 +27,10 @@ def command(tmp_path, gold_pairs):
             "train", "--model", "tiny", "--max-seq-len", 64, "--data", tmp_path / "train.parquet",
             "--eval-data", tmp_path / "eval.parquet", "--output-dir", tmp_path / folder, "--steps", STEPS,
             "--batch-size", 4, "--lr", 1e-3, "--log-every", 3, "--eval-every", 7, "--keep-top-k", 2, "--save-every", 25,
-            "--micro-token-budget", 512, "--resume-every-seconds", 0, "--early-stopping-patience", 50, *more,
+            "--micro-token-budget", 512, "--early-stopping-patience", 50, *more,
         ]  # fmt: skip
 
     return of
-
-
-def start(command, log):
-    names = {"ARGUMENTS": [str(word) for word in command], "LOG": str(log)}
-    process = FORK.Process(target=runpy.run_path, args=(str(PROGRAM), names, "__main__"))
-    process.start()
-    return process
 
 
 def outcome(folder):
@@ -69,7 +57,7 @@ def is_writing(folder):
 def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path, command):
     # LoRA with dropout: frozen weights, adapters, optimizer state and random numbers all matter.
     lora = ["--lora", "--lora-dropout", 0.2]
-    undisturbed = start(command("undisturbed", *lora), tmp_path / "undisturbed.log")
+    undisturbed = fork(tmp_path / "undisturbed.log", rm_opt, command("undisturbed", *lora))
     undisturbed.join()
     assert undisturbed.exitcode == 0, (tmp_path / "undisturbed.log").read_text()
 
@@ -78,7 +66,8 @@ def test_killed_at_random_moments_it_ends_in_the_same_bits(tmp_path, command):
     killed, torn, process = 0, 0, None
     while process is None or process.exitcode:
         before = states(folder)
-        process = start(command("killed", *lora), log)
+        every = 0 if killed < KILLS else 300
+        process = fork(log, rm_opt, command("killed", "--resume-every-seconds", every, *lora))
         if killed < KILLS:
             in_mid_write = killed % 2 == 1
             while process.is_alive() and not (states(folder) - before and is_writing(folder) >= in_mid_write):

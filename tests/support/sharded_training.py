@@ -1,9 +1,9 @@
-"""A training of the tests' `tiny` in float64 as torchrun starts it: python sharded_training.py SPEC.json.
+"""A training of the tests' `tiny` in float64, in one of several processes; torchrun starts it with the file of a spec.
 
 The spec is [folder, stop_at, changes]; among the changes, `model` is a folder in place of `tiny`, and `lora` puts
-adapters on it. Writes the loss of every step and the trained model. Several processes save a state after every step,
-one as often as it can. Stops in step `stop_at`, if that is not 0; a negative one ends the process and its launcher, as
-if the host had lost its power.
+adapters on it. Writes the loss of every step and the trained model. Stops in step `stop_at`, if that is not 0; a
+negative one ends the process and its launcher, as if the host had lost its power. One that is to stop saves a state
+after every step, if it is alone as often as it can.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from nano_model import nano_config
+from fresh_forks import use_small_models
 from rmcore.config.data import GoldConfig
 from rmcore.config.model import ModelConfig
 from rmcore.config.train import TrainConfig
@@ -23,9 +23,7 @@ from rmcore.core.tracking import MemoryTracker
 from rmcore.data.gold.world import generate_pairs
 from rmcore.data.observation import Observation
 from rmcore.data.tokenized_observations import open_observations_tokenized, write_observations_tokenized
-from rmcore.models import tiny
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training import saving
 from rmcore.training.loop import Trainer
 from rmcore.training.material import attach, make_design
 from rmcore.training.ranks import environment_ranks
@@ -38,9 +36,9 @@ class Stopped(BaseException):
     """Ends a training; a state that is being written meanwhile is finished."""
 
 
-def main(folder: Path, stop_at: int, changes: dict) -> None:
-    torch.set_num_threads(1)
-    tiny.tiny_config, saving.COSTS = nano_config, 0
+def main(folder: Path, stop_at: int, changes: dict, variables: dict[str, str]) -> None:
+    """`variables` are those that torchrun sets."""
+    os.environ.update(variables)
     device = torch.device("cpu")
     pairs = generate_pairs(GoldConfig(num_prompts=60, pairs_per_prompt=2), seed=0).pairs
     settings = {"name": changes.pop("model", "tiny"), "lora": changes.pop("lora", None), "max_seq_len": 96}
@@ -59,7 +57,7 @@ def main(folder: Path, stop_at: int, changes: dict) -> None:
 
         settings = {
             "steps": STEPS, "pairs_per_step": 6, "lr": 1e-3, "warmup_steps": 2, "log_every": 1, "eval_every": 7,
-            "token_budget": 400, "resume_every_seconds": 0,
+            "token_budget": 400, "resume_every_seconds": 0 if stop_at else 3600,
         }  # fmt: skip
         kinds = changes.pop("kinds", None)
         config = TrainConfig.model_validate(settings | changes)
@@ -109,14 +107,7 @@ def tokenized_observations(rm, config, pairs, kinds, folder):
     return open_observations_tokenized(folder, len(observations)).observations
 
 
-def run_from_file(spec: str) -> int:
-    """As `rmcore.core.child_process` runs a module: the variables that torchrun would set are part of the spec."""
-    folder, stop_at, changes, *variables = json.loads(Path(spec).read_text())
-    for more in variables:
-        os.environ.update(more)
-    main(Path(folder), stop_at, changes)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(run_from_file(sys.argv[1]))
+    use_small_models()
+    given, *rest = json.loads(Path(sys.argv[1]).read_text())
+    main(Path(given), *rest, {})
