@@ -1,5 +1,6 @@
 """benchmarks/gpu.sh: the whole plan on small shapes, and what becomes of parts that fail, hang or die."""
 
+import importlib
 import json
 import os
 import subprocess
@@ -31,7 +32,28 @@ def outcomes(out):
     return [(one.get("unit"), one["status"]) for one in records_of(out) if one["status"] != "begun"]
 
 
+COMPILING = {"compile", "profile", "trl"}
+"""Parts that take most of the plan's minutes: compilations, and the imports of TRL."""
+
+
 @pytest.mark.slow
+def test_every_part_that_compiles_nothing_runs_on_a_cpu(tmp_path, monkeypatch, gpu_plan):
+    import torch
+
+    monkeypatch.setattr(torch, "compile", lambda function, **_: function)
+    work = gpu_plan.Work(smoke=True, records=gpu_plan.Records(tmp_path / "gpu.jsonl", "cpu"))
+    for part in gpu_plan.PLAN:
+        if part.name not in COMPILING:
+            work.part = part.name
+            getattr(importlib.import_module(part.module), part.name)(work)
+    records = records_of(tmp_path)
+    assert {one["part"] for one in records} == {part.name for part in gpu_plan.PLAN} - COMPILING
+    for record in records:
+        assert record["status"] in ("begun", "done") or record["reason"].startswith(REASONS), record
+    assert ("packed, bf16 weights, compiled", "done") in outcomes(tmp_path)
+
+
+@pytest.mark.night
 @pytest.mark.timeout(900)
 def test_the_whole_plan_runs_on_a_cpu_and_a_second_call_repeats_nothing(tmp_path, gpu_plan):
     environment = os.environ | {"PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}

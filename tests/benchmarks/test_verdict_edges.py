@@ -1,6 +1,7 @@
 """Verdicts on samples at their edges, by simulation with known truth: rare disasters, copies, odd files, ties."""
 
 import importlib
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,14 @@ def statuses(world, trials, seed=0):
 def exceeds(count, trials, share):
     """Whether a share is shown to be larger than it may be."""
     return stats.binomtest(count, trials, share, alternative="greater").pvalue < 0.001
+
+
+def enough(allowed, fault):
+    """The fewest trials by which 99 of 100 tests find with `exceeds` that more than `allowed` fail where `fault` do."""
+    for trials in itertools.count(1):
+        if stats.binom.sf(stats.binom.isf(0.001, trials, allowed), trials, fault) > 0.99:
+            return trials
+    return None
 
 
 def named(start, num_prompts):
@@ -113,23 +122,35 @@ def test_the_interval_of_a_share_is_that_of_clopper_and_pearson():
         assert (low[0], high[0]) == pytest.approx((exact.low, exact.high), abs=0.003)
 
 
-@pytest.mark.parametrize("start", ["perfect on 50%", "as good on 60 prompts", "longer samples without"])
-def test_a_gain_on_what_a_file_shows_is_none_on_what_it_lacks(start):
-    """Prompts that were trained on, prompts without judgements, longer samples without judgements: all of these worlds
-    were ready in nearly all evaluations. 200 of them tell 3 % from 8 %.
-    """
+def count_ready(start, trials):
     world = next(one for one in edges.WORLDS if one.name.startswith(start))
-    count = sum(status == "ready" for status, _ in statuses(world, 200))
+    return sum(status == "ready" for status, _ in statuses(world, trials))
+
+
+IN_A_FILE = ["perfect on 50%", "as good on 60 prompts", "longer samples without"]
+"""Prompts that were trained on, prompts without judgements, longer samples without judgements: all of these worlds were
+ready in nearly all evaluations. By day they are told from ready in half of them."""
+
+
+@pytest.mark.parametrize("start", IN_A_FILE)
+def test_a_gain_on_what_a_file_shows_is_none_on_what_it_lacks(start):
+    trials = enough(FALSE_READY, 0.5)
+    assert not exceeds(count_ready(start, trials), trials, FALSE_READY)
+
+
+@pytest.mark.night
+@pytest.mark.parametrize("start", IN_A_FILE)
+def test_it_is_ready_in_hardly_any_evaluation_which_200_tell_from_8_percent(start):
+    count = count_ready(start, 200)
     assert not exceeds(count, 200, FALSE_READY)
     assert stats.binomtest(count, 200, 0.08, alternative="less").pvalue < 0.05
 
 
+@pytest.mark.parametrize("trials", [enough(0.05, 0.5), pytest.param(60, marks=pytest.mark.night)])
 @pytest.mark.parametrize("start", ["excellent, 5 of 160 prompts without", "excellent, 17 of 24"])
-def test_what_a_file_lacks_by_chance_or_hardly_keeps_an_excellent_model_ready(start):
+def test_what_a_file_lacks_by_chance_or_hardly_keeps_an_excellent_model_ready(start, trials):
     """One in 20 random parts differs in length from all by chance, and is unclear."""
-    world = next(one for one in edges.WORLDS if one.name.startswith(start))
-    found = [status for status, _ in statuses(world, 60)]
-    assert not exceeds(60 - found.count("ready"), 60, 0.05)
+    assert not exceeds(trials - count_ready(start, trials), trials, 0.05)
 
 
 def said(start, trials):
