@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -35,6 +36,22 @@ def matrix(key="all"):
 def tell(tracker, artifact):
     tracker.log_artifact_folder(artifact, "evaluate")
     tracker.tell(numbers={"eval/gap": 0.1})
+
+
+def whole(artifact, *given, **named):
+    """The tracker of a cell's run that has ended, and was told all."""
+    with cell(*given, **named) as tracker:
+        tell(tracker, artifact)
+    return tracker
+
+
+@contextmanager
+def outage(monkeypatch):
+    """Runs are tracked where nothing answers; gives MLflow's address, which is theirs again after it."""
+    database = os.environ["MLFLOW_TRACKING_URI"]
+    with monkeypatch.context() as away:
+        away.setenv("MLFLOW_TRACKING_URI", DEAD)
+        yield database
 
 
 def client():
@@ -95,8 +112,7 @@ def complete(run):
 
 
 def test_a_finished_run_started_again_gets_tags_and_nothing_else(home, artifact):
-    with cell() as tracker:
-        tell(tracker, artifact)
+    whole(artifact)
     first = runs()["muon seed 2"]
     with cell() as tracker:
         tell(tracker, artifact)
@@ -151,26 +167,21 @@ def test_a_run_whose_process_was_killed_is_ended_by_the_next_start_and_replaced_
     for study in ("elsewhere", "alive"):
         [run] = known.search_runs([known.get_experiment_by_name(f"rm/{study}").experiment_id])
         assert run.info.status == "RUNNING"
-    with cell() as tracker:
-        tell(tracker, artifact)
+    whole(artifact)
     assert complete(runs()["muon seed 2"])
     assert points(deleted()["muon seed 2"]) == points(half)
 
 
 def test_a_process_killed_during_an_outage_has_its_run_completed_by_the_sync(home, monkeypatch, artifact):
-    database = os.environ["MLFLOW_TRACKING_URI"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
-    killed(artifact)
-    assert sync_pending(home, database) == ["muon seed 2"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    with outage(monkeypatch) as database:
+        killed(artifact)
+        assert sync_pending(home, database) == ["muon seed 2"]
     assert only().info.status == "KILLED"
     assert steps_and_values(only())["train/loss"] == [(step, 1.0 / (step + 1)) for step in range(3)]
 
 
 def test_a_finished_run_is_kept_until_another_one_of_its_uid_has_finished(home, artifact):
-    with cell() as tracker:
-        tell(tracker, artifact)
-    first = tracker.run_id
+    first = whole(artifact).run_id
     with pytest.raises(ZeroDivisionError), cell(key=None) as tracker:
         tracker.tell(numbers={"eval/gap": 1 / 0})
     failed = tracker.run_id
@@ -191,9 +202,8 @@ def test_an_open_run_is_deleted_once_another_of_its_uid_has_finished_and_complet
         with pytest.raises(ZeroDivisionError), cell(key=None) as tracker:
             tracker.tell(numbers={"eval/gap": 1 / 0})
         assert statuses() == {other.run_id: "RUNNING", tracker.run_id: "FAILED"}
-        with cell() as tracker:
-            tell(tracker, artifact)
-        assert statuses() == {tracker.run_id: "FINISHED"}
+        finished = whole(artifact).run_id
+        assert statuses() == {finished: "FINISHED"}
         tell(other, artifact)
         other.tell(tags={"rm.key": "k1"})
     assert not other.pending
@@ -204,8 +214,7 @@ def test_an_open_run_is_deleted_once_another_of_its_uid_has_finished_and_complet
     "other", [{"key": "k2"}, {"key": None}, {"key": "k2", "seed": 3}], ids=["other key", "computed anew", "other param"]
 )
 def test_another_outcome_never_mixes_with_the_old_one(home, artifact, other):
-    with cell(seed=2) as tracker:
-        tell(tracker, artifact)
+    whole(artifact, seed=2)
     before = points(runs()["muon seed 2"])
     with cell(**{"seed": 2, **other}) as tracker:
         tracker.tell(numbers={"eval/gap": 0.5})
@@ -222,16 +231,14 @@ def test_summary_numbers_told_again_replace_the_old_ones(home):
 
 
 def test_children_are_below_their_parent_whichever_comes_first_and_below_a_new_one(home, artifact):
-    with cell() as child:
-        tell(child, artifact)
+    whole(artifact)
     assert PARENT_TAG not in only().data.tags
     with matrix("old") as old:
         pass
     assert runs()["muon seed 2"].data.tags[PARENT_TAG] == old.run_id
     with matrix("new") as new:
         assert new.run_id  # waits for it
-        with cell() as child:
-            tell(child, artifact)
+        child = whole(artifact)
         assert client().get_run(child.run_id).data.tags[PARENT_TAG] == new.run_id
     found = runs()
     assert set(found) == {"matrix", "muon seed 2"}
@@ -243,25 +250,20 @@ def test_children_are_below_their_parent_whichever_comes_first_and_below_a_new_o
 def test_after_an_outage_parents_are_sent_first_and_one_that_comes_later_finds_its_children(
     home, monkeypatch, artifact
 ):
-    database = os.environ["MLFLOW_TRACKING_URI"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
-    with cell("muon seed 1", uid="m-muon-1") as child:
-        tell(child, artifact)
-    with matrix() as parent, cell() as child:
-        tell(child, artifact)
-        parent.tell(numbers={"eval/muon": 0.7})
-    late = parent.record.path(home)
-    record = late.read_text()
-    late.unlink()
-    assert sync_pending(home, database) == ["muon seed 1", "muon seed 2"]
-    with monkeypatch.context() as back:
-        back.setenv("MLFLOW_TRACKING_URI", database)
-        assert not any(PARENT_TAG in run.data.tags for run in runs().values())
-    with cell("muon seed 3", uid="m-muon-3") as child:
-        tell(child, artifact)
-    late.write_text(record)
-    assert sync_pending(home, database) == ["matrix", "muon seed 3"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    with outage(monkeypatch) as database:
+        whole(artifact, "muon seed 1", uid="m-muon-1")
+        with matrix() as parent:
+            whole(artifact)
+            parent.tell(numbers={"eval/muon": 0.7})
+        late = parent.record.path(home)
+        record = late.read_text()
+        late.unlink()
+        assert sync_pending(home, database) == ["muon seed 1", "muon seed 2"]
+    assert not any(PARENT_TAG in run.data.tags for run in runs().values())
+    with outage(monkeypatch):
+        whole(artifact, "muon seed 3", uid="m-muon-3")
+        late.write_text(record)
+        assert sync_pending(home, database) == ["matrix", "muon seed 3"]
     found = runs()
     assert found["matrix"].data.metrics == {"eval/muon": 0.7}
     for name in ("muon seed 1", "muon seed 2", "muon seed 3"):
@@ -270,17 +272,13 @@ def test_after_an_outage_parents_are_sent_first_and_one_that_comes_later_finds_i
 
 
 def test_a_file_that_was_gone_at_the_sync_is_sent_by_the_next_start(home, monkeypatch, artifact, tmp_path):
-    database = os.environ["MLFLOW_TRACKING_URI"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
-    with cell() as tracker:
-        tell(tracker, artifact)
-    away = artifact.rename(tmp_path / "away")
-    sync_pending(home, database)
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    with outage(monkeypatch) as database:
+        whole(artifact)
+        away = artifact.rename(tmp_path / "away")
+        sync_pending(home, database)
     assert "train/loss" not in runs()["muon seed 2"].data.metrics
     away.rename(artifact)
-    with cell() as tracker:
-        tell(tracker, artifact)
+    whole(artifact)
     run = only()
     assert complete(run)
     first = points(run)
@@ -290,18 +288,15 @@ def test_a_file_that_was_gone_at_the_sync_is_sent_by_the_next_start(home, monkey
 
 
 def test_a_second_start_during_an_outage_does_not_cost_what_the_first_one_wrote(home, monkeypatch, artifact):
-    database = os.environ["MLFLOW_TRACKING_URI"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", DEAD)
-    with cell() as tracker:
-        tell(tracker, artifact)
-    interrupted = cell()
-    interrupted.tell(numbers={"eval/gap": 0.1})
-    interrupted._thread.shutdown()  # as if its process had been killed here: no end is written
-    assert len(list(unsynced_folder(home).glob("*.json"))) == 2
-    assert sync_pending(home, database) == ["muon seed 2"]  # the other one is running
-    monkeypatch.setattr(projection, "has_died", lambda owner: True)
-    assert sync_pending(home, database) == ["muon seed 2"]
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", database)
+    with outage(monkeypatch) as database:
+        whole(artifact)
+        interrupted = cell()
+        interrupted.tell(numbers={"eval/gap": 0.1})
+        interrupted._thread.shutdown()  # as if its process had been killed here: no end is written
+        assert len(list(unsynced_folder(home).glob("*.json"))) == 2
+        assert sync_pending(home, database) == ["muon seed 2"]  # the other one is running
+        monkeypatch.setattr(projection, "has_died", lambda owner: True)
+        assert sync_pending(home, database) == ["muon seed 2"]
     assert complete(only())
 
 
@@ -317,9 +312,7 @@ def test_a_record_left_by_an_outage_adds_nothing_to_a_run_completed_meanwhile(ho
         tracker.end()
     assert tracker.pending
     server.back()
-    with cell() as again:
-        tell(again, artifact)
-    first = points(client().get_run(again.run_id))
+    first = points(client().get_run(whole(artifact).run_id))
     assert sync_pending(home) == ["muon seed 2"]
     run = only()
     assert complete(run)
@@ -335,8 +328,7 @@ def test_whatever_fails_in_the_tracking_costs_no_run_and_is_sent_later(home, art
 
     with monkeypatch.context() as broken:
         broken.setattr(MlflowRun, "__init__", fail)
-        with cell() as tracker:
-            tell(tracker, artifact)
+        tracker = whole(artifact)
     assert tracker.pending
     assert caplog.text.count("its record is") == 1
     assert sync_pending(home) == ["muon seed 2"]
@@ -376,9 +368,9 @@ def test_what_the_database_refuses_for_a_moment_is_told_again_and_is_no_outage(
     home, artifact, monkeypatch, caplog, code
 ):
     with monkeypatch.context() as broken:
+        broken.setattr(mlflow_client, "PAUSE_SECONDS", (0.01, 0.02))
         refuse(broken, code, times=2)
-        with cell() as tracker:
-            tell(tracker, artifact)
+        tracker = whole(artifact)
     assert not tracker.pending
     assert "its record is" not in caplog.text
     (run,) = runs().values()
