@@ -267,7 +267,8 @@ def test_the_plan_says_what_a_judge_behind_an_endpoint_is_asked_and_costs(probed
     monkeypatch.setattr(cli_runs, "configure_environment", lambda: None)
     judge = {"judge": "openai:some-model@http://127.0.0.1:9/v1", "num_prompts": 20, "samples_per_prompt": 17}
     judging = {"mode": "pairwise", "price_read": 2.0, "price_written": 0.0}
-    config = PipelineConfig(policy={"name": "world", "max_new_tokens": 100, **judge, "judging": judging})
+    policy = {"name": "world", "max_new_tokens": 100, **judge, "judging": judging}
+    config = PipelineConfig.model_validate(BASE | {"policy": policy})  # whose speed is on record
     cli_runs.print_plan(config)
     told = capsys.readouterr().out.splitlines()
     assert f"judged      {plan_power(config)}" in told

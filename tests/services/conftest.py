@@ -32,7 +32,7 @@ from rmcore.core.web import keep_direct
 from tasks import home as home_module
 from tasks.mlflow_client import connect
 from tasks.passwords import basic_authorization, password
-from used_homes import begin, take_as_home
+from used_homes import begin, clean_environment, take_as_home
 from warm_commands import WarmCommands
 
 CHROMIUM_FLAGS = [
@@ -213,8 +213,7 @@ class Services:
 
     def __init__(self, home):
         keep_direct()  # as each command does first: the stage server serves runs with the same variables only
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
-        inherited["PYTHONUNBUFFERED"] = "1"  # which the worker's runs have
+        inherited = clean_environment() | {"PYTHONUNBUFFERED": "1"}  # which the worker's runs have
         self.home = home
         self.stages = StageServer(
             {**home_module.QUIET_ENVIRONMENT, **inherited, **home_module.SAFE_ENVIRONMENT}

@@ -26,16 +26,19 @@ connect(default_tracking_uri(home())).search_experiments()
 """
 
 
+def clean_environment() -> dict[str, str]:
+    """The variables of this process without those that name servers and what they are like."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(("PREFECT_", "MLFLOW_"))}
+
+
 def make_databases(shared: Path) -> Path:
     """The home in `shared` with nothing but both databases; of many processes the first one makes it."""
     home = shared / "databases"
     with (shared / "databases.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (home / "finished").exists():
-            inherited = {
-                name: value for name, value in os.environ.items() if not name.startswith(("PREFECT", "MLFLOW"))
-            }
-            subprocess.run([sys.executable, "-c", PROGRAM], env=inherited | {"RM_OPT_HOME": str(home)}, check=True)
+            environment = clean_environment() | {"RM_OPT_HOME": str(home)}
+            subprocess.run([sys.executable, "-c", PROGRAM], env=environment, check=True)
             (home / "finished").touch()
     return home
 

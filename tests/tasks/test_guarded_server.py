@@ -114,6 +114,7 @@ migrate_prefect()
 
 
 @pytest.mark.services
+@pytest.mark.night
 def test_servers_that_meet_a_fresh_database_at_once_all_start(tmp_path):
     """They wait for each other after their imports, so that they begin within milliseconds."""
     clean = {name: value for name, value in os.environ.items() if not name.startswith("PREFECT_")}
