@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from rmcore.core.errors import ConfigError
 from rmcore.data.rendering import TokenizedPair, TokenizedSide
-from rmcore.models.batching import StepOrder, collate, even_shares, micro_batches, pack_pairs
+from rmcore.models.batching import StepOrder, collate, even_shares, micro_batches, pack_pairs, plain_groups
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=40)
 
@@ -22,6 +22,17 @@ def test_every_pair_is_packed_once_within_the_budget(lengths, budget, overhead):
     groups = pack_pairs(lengths, budget, overhead_tokens=overhead)
     assert sorted(itertools.chain.from_iterable(groups)) == list(range(len(lengths)))
     assert all(2 * len(group) * max(lengths[index] for index in group) <= budget for group in groups)
+
+
+@given(LENGTHS, st.integers(120, 400))
+def test_plain_groups_keep_the_order_within_the_budget_and_none_ends_early(lengths, budget):
+    def cost(group):
+        return 2 * len(group) * max(lengths[index] for index in group)
+
+    groups = plain_groups(lengths, budget)
+    assert list(itertools.chain.from_iterable(groups)) == list(range(len(lengths)))
+    assert all(group and cost(group) <= budget for group in groups)
+    assert all(cost([*group, after[0]]) > budget for group, after in itertools.pairwise(groups))
 
 
 def set_partitions(items):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.config.model import LoraSettings
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import ModelError
 from rmcore.core.tracking import NullTracker
@@ -17,7 +17,7 @@ from rmcore.models.layers import is_reward_head
 from rmcore.models.precision import float32_head
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.loop import Trainer
-from tests.support.random_models import model_of
+from tests.support.random_models import adapted, model_of
 
 BOUND = 2.0**-5
 """Largest difference of a reward, as a share of the largest absolute reward: the one of `rm-opt export`."""
@@ -39,24 +39,12 @@ def both(folder):
     return [BradleyTerryRM.from_pretrained(folder, device="cpu", dtype=dtype) for dtype in ("float32", "bfloat16")]
 
 
-def moved(folder: Path, name: str, *, adapted: LoraSettings | None = None) -> BradleyTerryRM:
-    """A model with a head, and adapters where asked, of the size that a training makes; saved in `folder`."""
-    rm = BradleyTerryRM.new(ModelConfig(name=name, max_seq_len=96, lora=adapted), seed=0, device=torch.device("cpu"))
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        for key, parameter in rm.model.named_parameters():
-            if "lora_B" in key or is_reward_head(key):
-                parameter.add_(0.1 * torch.randn_like(parameter))
-    rm.save(folder)
-    return rm
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("bfloat16")
     for shape in SHAPES:
         model_of(shape).save(folder / shape)
-    moved(folder / "qwen2", "tiny")
+    adapted("tiny").save(folder / "qwen2")
     return folder
 
 
@@ -109,7 +97,7 @@ def test_the_head_computes_in_float32_whoever_calls_the_model(saved):
 @pytest.mark.slow
 def test_an_adapter_is_put_on_its_rounded_base_after_that_was_recognised(saved, tmp_path):
     base = saved / "qwen2"
-    moved(tmp_path / "trained", str(base), adapted=LoraSettings(rank=4))
+    adapted(base, LoraSettings(rank=4)).save(tmp_path / "trained")
     adapter = tmp_path / "trained" / lora.ADAPTER_FOLDER
     exact, rounded = both(adapter)
     assert rounded.has_adapters
@@ -119,7 +107,7 @@ def test_an_adapter_is_put_on_its_rounded_base_after_that_was_recognised(saved, 
     assert kinds["base_model.model.model.layers.0.mlp.up_proj.base_layer.weight"] == torch.bfloat16
     assert torch.equal(head_of(rounded).weight, head_of(exact).weight)
     other = tmp_path / "other"
-    moved(other, "tiny-small")
+    adapted("tiny-small").save(other)
     record = adapter / lora.BASE_FILE
     record.write_text(record.read_text().replace(str(base), str(other)))
     with pytest.raises(ModelError, match="trained on other weights"):

@@ -24,36 +24,36 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """A trained model's folder in two shards, of few weights: it is copied and loaded often."""
-    folder = tmp_path_factory.mktemp("checkpoint") / "whole"
+    """A trained model in two shards, of few weights, and an adapter on it in a folder of it; it is loaded often."""
+    folder, adapted = (tmp_path_factory.mktemp("checkpoint") / name for name in ("whole", "adapted"))
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)
     shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2}
     config = Qwen2Config(
         vocab_size=len(tokenizer), num_key_value_heads=1, num_labels=1, pad_token_id=tokenizer.pad_token_id, **shape
     )
-    model = Qwen2ForSequenceClassification(config)
-    model.save_pretrained(folder, max_shard_size="32KB")
+    Qwen2ForSequenceClassification(config).save_pretrained(folder, max_shard_size="32KB")
     tokenizer.save_pretrained(folder)
     BradleyTerryRM.from_pretrained(folder, device="cpu", max_seq_len=32).save_records(folder)
     (folder / SEAL_FILE).unlink()  # as a model from elsewhere: what a seal refuses is in test_seal.py
     assert (folder / INDEX_FILE).is_file()
+    rm = BradleyTerryRM.new(
+        ModelConfig(name=str(folder), max_seq_len=32, lora=LoraSettings(rank=2)), seed=0, device=CPU
+    )
+    save_checkpoint(rm, adapted)
+    (adapted / ADAPTER_FOLDER / SEAL_FILE).unlink()
+    (adapted / ADAPTER_FOLDER).rename(folder / ADAPTER_FOLDER)
     return folder
-
-
-@pytest.fixture(scope="module")
-def rewards(whole):
-    return rewards_of(whole)
 
 
 def rewards_of(folder):
     return BradleyTerryRM.from_pretrained(folder, device="cpu").score(PROMPTS, RESPONSES).tolist()
 
 
-def only_named(folder, rewards):
-    """Either it is refused, in words, or nothing is lost."""
-    with suppress(RmcoreError):
-        assert rewards_of(folder) == pytest.approx(rewards, abs=1e-5)
+@pytest.fixture(scope="module")
+def rewards(whole):
+    """Of the model and of its adapter, by the part of its folder."""
+    return {part: rewards_of(whole / part) for part in (".", ADAPTER_FOLDER)}
 
 
 def cut(path):
@@ -70,6 +70,7 @@ def dangle(path):
     path.symlink_to("nowhere")
 
 
+ADAPTER_FILES = [ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FILE]
 FILES = ["config.json", "tokenizer_config.json", "rm_rendering.json", "rm_preference.json", INDEX_FILE, "weights"]
 DAMAGES = {
     "gone": lambda path: path.unlink(),
@@ -88,38 +89,18 @@ CASES += [("chat_template.jinja", damage) for damage in ("cut", "garbage")]
 CASES += [("tokenizer.json", damage) for damage in ("cut", "garbage", "list", "object")]
 
 
+CASES += [(f"{ADAPTER_FOLDER}/{file}", damage) for file in ADAPTER_FILES for damage in DAMAGES]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("file", "damage"), CASES)
-def test_a_damaged_file_is_refused_or_does_not_matter(whole, rewards, tmp_path, file, damage):
+def test_a_damaged_file_is_refused_in_words_or_nothing_is_lost(whole, rewards, tmp_path, file, damage):
     folder = tmp_path / "model"
     shutil.copytree(whole, folder)
     DAMAGES[damage](next(folder.glob("model-00001*")) if file == "weights" else folder / file)
-    only_named(folder, rewards)
-
-
-@pytest.fixture(scope="module")
-def adapter(whole, tmp_path_factory):
-    """An adapter on that model, with PEFT's files and our record of its base."""
-    rm = BradleyTerryRM.new(ModelConfig(name=str(whole), max_seq_len=32, lora=LoraSettings(rank=2)), seed=0, device=CPU)
-    folder = tmp_path_factory.mktemp("lora") / "best"
-    save_checkpoint(rm, folder)
-    (folder / ADAPTER_FOLDER / SEAL_FILE).unlink()
-    return folder / ADAPTER_FOLDER
-
-
-@pytest.fixture(scope="module")
-def adapted(adapter):
-    return rewards_of(adapter)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", DAMAGES)
-@pytest.mark.parametrize("file", [ADAPTER_CONFIG, ADAPTER_WEIGHTS, BASE_FILE])
-def test_a_damaged_file_of_an_adapter_is_refused_or_does_not_matter(adapter, adapted, tmp_path, file, damage):
-    folder = tmp_path / "adapter"
-    shutil.copytree(adapter, folder)
-    DAMAGES[damage](folder / file)
-    only_named(folder, adapted)
+    part = ADAPTER_FOLDER if file.startswith(ADAPTER_FOLDER) else "."
+    with suppress(RmcoreError):
+        assert rewards_of(folder / part) == pytest.approx(rewards[part], abs=1e-5)
 
 
 def change_header(change):

@@ -1,4 +1,7 @@
-"""A reward head that another trainer saved gives that trainer's rewards: computed here by the backbone and the head."""
+"""A reward head that another trainer saved gives that trainer's rewards: computed here by the backbone and the head.
+
+Whether a checkpoint has one is read from its weights; its configuration may say little of it.
+"""
 
 import json
 
@@ -9,11 +12,12 @@ import transformers as hf
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 
-from rmcore.cli.guard import guard
+from rmcore.cli.export import export
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ModelError
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer
+from tests.support.random_models import hugging_face_rewards
 
 PROMPTS, RESPONSES = ["What is 2 + 2?", "Hello", "Sort: pear, fig"], ["It is 4.", "no", "fig, pear. Gladly."]
 SHAPE = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
@@ -21,7 +25,9 @@ KINDS = {
     "qwen2": lambda **more: hf.Qwen2Config(**SHAPE, num_key_value_heads=1, **more),
     "llama": lambda **more: hf.LlamaConfig(**SHAPE, num_key_value_heads=1, **more),
     "gpt2": lambda **more: hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, **more),
+    "roberta": lambda **more: hf.RobertaConfig(**SHAPE, max_position_embeddings=140, initializer_range=0.2, **more),
 }
+CAUSAL = ["qwen2", "llama", "gpt2"]
 BIAS, MEAN, STD = 0.75, -1.5, 2.5
 
 
@@ -102,18 +108,15 @@ def test_rewards_are_those_of_the_trainer_but_for_a_named_constant(trainer, tmp_
     found = rm.score(PROMPTS, RESPONSES)
     np.testing.assert_allclose(found + constant, expected, atol=1e-5)
     assert (f"{constant:+.6g}" in said) == (constant != 0)
-    rm.save(tmp_path / "plain")  # and the same from a plain folder, by transformers' own class
-    plain = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path / "plain")
-    assert not {"mean", "std"} & set(plain.config.to_dict())
+    export(str(tmp_path / "rm"), tmp_path / "plain")  # and the same from a plain folder, by transformers' own class
+    assert not {"mean", "std"} & set(hf.AutoConfig.from_pretrained(tmp_path / "plain").to_dict())
     sides = rm.renderer.tokenize_sides(list(zip(PROMPTS, RESPONSES, strict=True)))
-    with torch.inference_mode():
-        again = [float(plain(torch.tensor([side.ids])).logits) for side in sides]
-    np.testing.assert_allclose(again, found, atol=1e-5)
+    np.testing.assert_allclose(hugging_face_rewards(tmp_path / "plain", sides), found, atol=1e-5)
     again = BradleyTerryRM.from_pretrained(tmp_path / "plain", device="cpu").score(PROMPTS, RESPONSES)
     np.testing.assert_allclose(again, found, atol=1e-6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CAUSAL)
 @pytest.mark.parametrize("defer", [False, True])
 def test_training_starts_from_the_foreign_head(kind, defer, tmp_path):
     model, weight = language_model(tmp_path, kind)
@@ -204,14 +207,80 @@ def test_a_head_that_is_put_next_to_a_sealed_model_is_not_its_head(tmp_path):
     np.testing.assert_allclose(again, -3 * expected, atol=1e-5)
 
 
-def test_export_makes_a_plain_folder_of_it(tmp_path, capsys):
-    from flows.cli import app
+NAMES = {
+    "its own class, without num_labels": {},
+    "a language model": {"architectures": ["XForCausalLM"]},
+    "a backbone": {"architectures": ["XModel"]},
+    "OpenRLHF": {"architectures": ["LLMForSequenceRegression"], "value_head_prefix": "score"},
+    "no class": {"architectures": None},
+}
 
-    model, weight = language_model(tmp_path / "rm")
-    write, rewards_of = TRAINERS["OpenRLHF, normalised"]
-    write(tmp_path / "rm", weight)
-    arguments = ["export", "--checkpoint", str(tmp_path / "rm"), "--out", str(tmp_path / "plain")]
-    assert guard(lambda: app(arguments, standalone_mode=False)) == 0, capsys.readouterr().err
-    rm = BradleyTerryRM.from_pretrained(tmp_path / "plain", device="cpu")
-    expected = rewards_of(products(rm, model, weight)) - rewards_of(0.0)
-    np.testing.assert_allclose(rm.score(PROMPTS, RESPONSES), expected, atol=1e-5)
+
+def make(folder, kind, labels=1):
+    tokenizer = tiny_tokenizer()
+    torch.manual_seed(0)
+    config = KINDS[kind](vocab_size=len(tokenizer), num_labels=labels, pad_token_id=tokenizer.pad_token_id)
+    hf.AutoModelForSequenceClassification.from_config(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def rename(folder, changes):
+    """Leave out all that the configuration says of labels, and make the changes."""
+    config = json.loads((folder / "config.json").read_text())
+    for name in ("num_labels", "id2label", "label2id", "problem_type"):
+        config.pop(name, None)
+    (folder / "config.json").write_text(json.dumps(config | changes))
+
+
+def rewards_of(folder):
+    return BradleyTerryRM.from_pretrained(folder, device="cpu", max_seq_len=64).score(PROMPTS, RESPONSES)
+
+
+CALLED = [
+    *(("qwen2", name) for name in NAMES),
+    ("llama", "a backbone"),
+    ("roberta", "a backbone"),
+    ("roberta", "no class"),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "name"), CALLED)
+def test_a_head_of_one_row_is_a_reward_head_whatever_the_configuration_calls_it(tmp_path, kind, name):
+    folder = make(tmp_path, kind)
+    expected = rewards_of(folder)
+    rename(folder, NAMES[name])
+    assert np.array_equal(rewards_of(folder), expected)
+    config = ModelConfig(name=str(folder), max_seq_len=64)
+    for defer in (False, True):  # the same head is trained on, and none is drawn
+        rm = BradleyTerryRM.new(config, seed=1, device=torch.device("cpu"), defer=defer)
+        assert not rm._origin.fresh
+
+
+@pytest.mark.parametrize(("kind", "name"), CALLED)
+def test_a_head_of_several_rows_is_refused_by_their_number(tmp_path, kind, name):
+    folder = make(tmp_path, kind, labels=5)
+    rename(folder, NAMES[name])
+    with pytest.raises(ModelError, match="5 labels"):
+        rewards_of(folder)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_weights_without_a_head_are_refused(tmp_path, name):
+    folder = make(tmp_path, "qwen2")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors.pop("score.weight").repeat(4, 1)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    rename(folder, NAMES[name])
+    with pytest.raises(ModelError, match=r"no reward head|lacks the weights score|2 labels"):
+        rewards_of(folder)
+
+
+def test_a_classifier_of_tokens_is_no_reward_model(tmp_path):
+    tokenizer = tiny_tokenizer()
+    config = KINDS["roberta"](vocab_size=len(tokenizer), num_labels=1, pad_token_id=tokenizer.pad_token_id)
+    hf.AutoModelForTokenClassification.from_config(config).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(ModelError, match="no reward head"):
+        rewards_of(tmp_path)

@@ -5,13 +5,13 @@ import shutil
 import huggingface_hub.constants
 import numpy as np
 import pytest
-import torch
 
-from rmcore.config.model import LoraSettings, ModelConfig
+from rmcore.config.model import LoraSettings
 from rmcore.core.errors import ModelError
 from rmcore.data.rendering import Rendering
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.trained import load_renderer
+from tests.support.random_models import adapted
 
 NAME, COMMIT = "alice/judge", "c0ffee" * 6 + "abcd"
 PROMPTS, RESPONSES = ["What is 2 + 2?", "Name a fruit " * 30], ["4", "lemon"]
@@ -66,11 +66,7 @@ def test_a_hub_model_that_is_not_what_its_seal_says_is_refused(rm, fetched, tmp_
 
 @pytest.mark.slow
 def test_a_hub_adapter_is_put_on_its_base(fetched, tiny_folder, tmp_path):
-    config = ModelConfig(name=str(tiny_folder), max_seq_len=96, lora=LoraSettings())
-    rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
-    for name, parameter in rm.model.named_parameters():
-        if "lora_B" in name:  # adapters that do something
-            torch.nn.init.normal_(parameter, generator=torch.Generator().manual_seed(1))
+    rm = adapted(tiny_folder, LoraSettings())
     adapter = saved(rm, tmp_path / "best") / "adapter"
     fetched(adapter)
     there, here = (BradleyTerryRM.from_pretrained(name, device="cpu") for name in (NAME, adapter))

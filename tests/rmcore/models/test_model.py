@@ -6,16 +6,18 @@ import pytest
 import torch
 import transformers as hf
 from safetensors.torch import load_file, save_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import AutoConfig, AutoTokenizer, BertConfig, BertForSequenceClassification
 
 from rmcore.config.model import ModelConfig
 from rmcore.core.errors import ConfigError, ModelError
 from rmcore.data.rendering import RENDERING_FILE
 from rmcore.ensembles.score import score_pairs_table, score_readable_responses
 from rmcore.models.loading import load_tokenizer, resolve_model
+from rmcore.models.packing.attention import ATTENTION
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import SEAL_FILE, write_seal
 from rmcore.models.trained import load_renderer
+from tests.support.random_models import hugging_face_rewards
 
 CPU = torch.device("cpu")
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit and say why it is good " * 4]
@@ -23,17 +25,16 @@ RESPONSES = ["4", "fig, pear. Of course, gladly.", "lemon"]
 
 
 def test_a_saved_model_is_a_plain_hugging_face_folder_with_the_same_rewards(rm, tmp_path):
+    """Whose files know nothing of packing, by which it has given rewards before."""
+    rewards = rm.score(PROMPTS, RESPONSES)
+    assert rm.model.config._attn_implementation == ATTENTION
     rm.save(tmp_path)
-    model = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
-    assert model.config.problem_type == "regression"
-    texts = [rm.renderer.render(p, r) for p, r in zip(PROMPTS, RESPONSES, strict=True)]
-    with torch.inference_mode():
-        batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
-        rewards = model(**batch).logits[:, 0].numpy()
-    np.testing.assert_allclose(rewards, rm.score(PROMPTS, RESPONSES), atol=2e-6)
+    assert not [file for file in tmp_path.rglob("*.json") if ATTENTION in file.read_text(encoding="utf-8")]
+    assert AutoConfig.from_pretrained(tmp_path).problem_type == "regression"
+    sides = rm.renderer.tokenize_sides(list(zip(PROMPTS, RESPONSES, strict=True)))
+    np.testing.assert_allclose(hugging_face_rewards(tmp_path, sides), rewards, atol=2e-6)
     reloaded = BradleyTerryRM.from_pretrained(tmp_path, device="cpu")
-    assert np.array_equal(reloaded.score(PROMPTS, RESPONSES), rm.score(PROMPTS, RESPONSES))
+    assert np.array_equal(reloaded.score(PROMPTS, RESPONSES), rewards)
     assert reloaded.renderer.rendering == rm.renderer.rendering
 
 

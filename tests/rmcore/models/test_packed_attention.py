@@ -69,35 +69,26 @@ def results(function, tensors):
 @pytest.mark.parametrize(("kernel", "grouped"), [("sdpa", True), ("varlen", True), ("varlen", False)])
 @settings(max_examples=50)
 @given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
-def test_attention_by_sequence_or_kernel_is_attention_under_the_dense_mask(
+def test_attention_is_that_under_the_dense_mask_of_all_tokens_and_of_those_whose_rewards_are_read(
     kernel, grouped, groups, causal, heads, scaling
 ):
-    plan = plan_of(groups, causal=causal, kernel=kernel, grouped=grouped)
-    sees = visible(plan)
-    tensors = draw(len(sees), *heads)
-    expected = results(lambda *t: dense(*t, sees, scaling), tensors)
-    found = results(lambda *t: packed_attention(SimpleNamespace(), *t, None, packing=plan, scaling=scaling)[0], tensors)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "grouped"), [("sdpa", True), ("varlen", True), ("varlen", False)])
-@settings(max_examples=50)
-@given(GROUPS, st.booleans(), st.sampled_from([(2, 2), (4, 2), (4, 1)]), st.sampled_from([None, 0.7]))
-def test_attention_where_rewards_are_read_is_that_of_these_tokens(kernel, grouped, groups, causal, heads, scaling):
     row = row_of(groups, Packing(causal, kernel, grouped, pad_id=0, reads_last=True))
-    at = row.plan.reading.at
+    at, sees = row.plan.reading.at, visible(row.plan)
     assert torch.equal(at[row.plan.reading.of_side], row.read_at)
-    query, key, value = draw(row.num_tokens, *heads)
-    expected = results(lambda *t: dense(*t, visible(row.plan), scaling)[:, at], (query, key, value))
+    tensors = draw(row.num_tokens, *heads)
+    options = {"packing": row.plan, "scaling": scaling}
+
+    def everywhere(query, key, value):
+        return packed_attention(SimpleNamespace(), query, key, value, None, **options)[0]
 
     def where_read(query, key, value):
-        options = {"packing": row.plan, "scaling": scaling, "kept": [key, value]}
-        return packed_attention(SimpleNamespace(), query[:, :, at], key[:, :, :0], value, None, **options)[0]
+        kept = {"kept": [key, value]}
+        return packed_attention(SimpleNamespace(), query[:, :, at], key[:, :, :0], value, None, **options, **kept)[0]
 
-    for one, other in zip(results(where_read, (query, key, value)), expected, strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
+    for computed, places in ((everywhere, slice(None)), (where_read, at)):
+        expected = results(lambda *t, places=places: dense(*t, sees, scaling)[:, places], tensors)
+        for one, other in zip(results(computed, tensors), expected, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-11, atol=1e-11)
 
 
 def test_keys_reach_the_kernel_once_for_each_key_head_where_it_takes_that(monkeypatch):

@@ -2,13 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
-import transformers as hf
 
-from rmcore.config.model import LoraSettings, ModelConfig
-from rmcore.models.packing.attention import ATTENTION
+from rmcore.config.model import LoraSettings
 from rmcore.models.packing.layout import group_tokens
-from rmcore.models.reward_model import BradleyTerryRM
+from tests.support.random_models import adapted
 
 PROMPT = "Name a fruit that is good in winter, and say in one sentence why you think so."
 ANSWERS = ["Pears.", "Gladly: apples keep well in a cool cellar.", "No.", "A lemon, for tea", "Pears, they are sweet."]
@@ -16,14 +13,7 @@ ANSWERS = ["Pears.", "Gladly: apples keep well in a cool cellar.", "No.", "A lem
 
 @pytest.fixture(params=[None, LoraSettings(rank=4)], ids=["full", "lora"])
 def reward_model(request, tiny_folder):
-    config = ModelConfig(name=str(tiny_folder), max_seq_len=128, lora=request.param)
-    rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        for name, parameter in rm.model.named_parameters():
-            if "lora_B" in name or "score" in name:
-                parameter.data += 0.1 * torch.randn_like(parameter)
-    return rm
+    return adapted(tiny_folder, request.param, max_seq_len=128)
 
 
 def padded_rewards(rm, sides):
@@ -53,20 +43,6 @@ def test_answers_to_one_prompt_are_scored_together_and_exactly(reward_model):
     assert sorted([1, 2, 4, 5, 6]) in [sorted(group) for group in chunk]
     row_tokens = group_tokens([sides[index].ids for index in (1, 2, 4, 5, 6)], packing)
     assert row_tokens < 0.5 * sum(len(sides[index].ids) for index in (1, 2, 4, 5, 6))
-
-
-def test_what_is_saved_knows_nothing_of_packing(reward_model, tmp_path):
-    sides = sides_of(reward_model)
-    rewards = reward_model.score_sides(sides)
-    reward_model.save(tmp_path)
-    assert reward_model.model.config._attn_implementation == ATTENTION
-    for file in tmp_path.rglob("*.json"):
-        assert ATTENTION not in file.read_text(encoding="utf-8"), file
-    plain = hf.AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
-    assert plain.config._attn_implementation == "sdpa"
-    with torch.inference_mode():
-        alone = [plain(input_ids=torch.tensor([side.ids])).logits.item() for side in sides]
-    np.testing.assert_allclose(rewards, alone, rtol=1e-4, atol=1e-5)
 
 
 def test_equal_sides_have_equal_rewards_to_the_last_bit_wherever_they_stand(rm, gold_pairs):

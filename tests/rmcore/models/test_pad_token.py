@@ -9,6 +9,7 @@ from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
 from rmcore.models.trained import load_renderer
+from tests.support.random_models import hugging_face_rewards
 
 CPU = torch.device("cpu")
 PROMPTS, RESPONSES = ["Name a fruit", "Sort: pear, fig"], ["A pear.", "fig, pear. Of course, gladly."]
@@ -47,16 +48,6 @@ def read_at(folder, sides, place):
         return model.score(torch.stack(states))[:, 0].numpy()
 
 
-def read_together(folder, sides):
-    """Rewards by the Hugging Face class in one padded batch."""
-    model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    rows = hf.AutoTokenizer.from_pretrained(folder).pad(
-        {"input_ids": [side.ids for side in sides]}, return_tensors="pt"
-    )
-    with torch.inference_mode():
-        return model(**rows).logits[:, 0].numpy()
-
-
 @pytest.mark.parametrize("pad", [None, "<|im_end|>"])
 def test_a_new_reward_model_reads_the_last_token_whoever_reads_it(chat_base, tmp_path, pad):
     base = chat_base(pad=pad)
@@ -70,7 +61,7 @@ def test_a_new_reward_model_reads_the_last_token_whoever_reads_it(chat_base, tmp
     rewards = rm.score(PROMPTS, RESPONSES)
     for other in (
         BradleyTerryRM.from_pretrained(tmp_path / "trained", device="cpu").score(PROMPTS, RESPONSES),
-        read_together(tmp_path / "trained", sides),
+        hugging_face_rewards(tmp_path / "trained", sides),
         read_at(tmp_path / "trained", sides, -1),
     ):
         np.testing.assert_allclose(rewards, other, atol=2e-6)

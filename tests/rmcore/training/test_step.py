@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import TrainingError
-from rmcore.models.batching import collate, micro_batches
+from rmcore.models.batching import collate, micro_batches, plain_groups, plain_micro_batches
 from rmcore.training.losses import PairLoss, make_bradley_terry
 from rmcore.training.optimizers import make_optimizer
 from rmcore.training.step import StepContext, accumulate_gradient, make_forward, read_steps, train_step
@@ -35,9 +35,10 @@ def model_and_pairs(tiny_folder, gold_pairs):
     return rm.model.double(), rm.renderer.tokenize_pairs(gold_pairs[:NUM_PAIRS]), rm.pad_id
 
 
-def gradient(model, batches):
+def gradient(model, batches, num_pairs=NUM_PAIRS):
+    """Summed loss, wins and margin, and the gradient as one vector."""
     model.zero_grad()
-    sums = accumulate_gradient(context(model, TrainConfig(), LOSS), batches, num_terms=NUM_PAIRS)
+    sums = accumulate_gradient(context(model, TrainConfig(), LOSS), batches, num_terms=num_pairs)
     return sums, torch.cat([parameter.grad.flatten() for parameter in model.parameters() if parameter.grad is not None])
 
 
@@ -66,6 +67,25 @@ def test_the_ranks_shares_add_up_to_the_same_gradient(model_and_pairs, world):
     expected_sums, expected = gradient(model, [collate(pairs, range(NUM_PAIRS), pad_id=pad_id)])
     torch.testing.assert_close(sum(sums for sums, _ in parts), expected_sums, rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(sum(grad for _, grad in parts), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_unequal_micro_batches_count_alike_and_so_their_pairs_do_not(model_and_pairs):
+    model, pairs, pad_id = model_and_pairs
+    longest = 2 * max(pair.num_tokens for pair in pairs)
+    budgets = range(longest, len(pairs) * longest)
+    lengths = [pair.num_tokens for pair in pairs]
+    budget = next(one for one in budgets if len({len(group) for group in plain_groups(lengths, one)}) > 1)
+    batches = plain_micro_batches(pairs, token_budget=budget, pad_id=pad_id)
+    assert len({batch.num_pairs for batch in batches}) > 1
+    sums, grad = gradient(model, batches)
+    own_means = [
+        gradient(model, [collate(pairs, batch.indices, pad_id=pad_id)], num_pairs=batch.num_pairs)[1]
+        for batch in batches
+    ]
+    torch.testing.assert_close(grad, torch.stack(own_means).mean(0), rtol=1e-4, atol=1e-6)
+    pair_sums, pair_grad = gradient(model, micro_batches(pairs, token_budget=budget, pad_id=pad_id))
+    assert (grad - pair_grad).norm() > 0.01 * pair_grad.norm()
+    torch.testing.assert_close(sums, pair_sums, rtol=1e-5, atol=1e-6)  # what is logged
 
 
 def test_a_loss_that_is_not_finite_stops_at_once_and_leaves_the_weights(rm, gold_pairs):

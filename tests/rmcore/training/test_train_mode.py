@@ -4,6 +4,7 @@ import torch
 from rmcore.config.model import LoraSettings, ModelConfig
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.training.train_mode import without_dropout
+from tests.support.random_models import adapted
 
 
 def rewards(rm, pairs):
@@ -28,11 +29,7 @@ def test_a_models_own_dropout_is_off_inside_and_back_after(name, gold_pairs):
 
 
 def test_the_dropout_of_adapters_was_asked_for_and_stays(gold_pairs):
-    config = ModelConfig(name="tiny", max_seq_len=64, lora=LoraSettings(dropout=0.5))
-    rm = BradleyTerryRM.new(config, seed=0, device=torch.device("cpu"))
-    for name, parameter in rm.model.named_parameters():
-        if "lora_B" in name:
-            torch.nn.init.normal_(parameter, std=0.1)
+    rm = adapted("tiny", LoraSettings(dropout=0.5), max_seq_len=64)
     with without_dropout(rm.model):
         assert not torch.equal(rewards(rm, gold_pairs[:4]), rewards(rm, gold_pairs[:4]))
 
