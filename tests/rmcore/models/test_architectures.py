@@ -30,6 +30,7 @@ from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.tiny import tiny_tokenizer
 from rmcore.training.loop import Trainer
 from rmcore.training.sharding import shard_blocks
+from tests.support.random_models import hugging_face_rewards
 
 pytestmark = pytest.mark.slow
 
@@ -63,31 +64,19 @@ def causal_tokenizer() -> hf.PreTrainedTokenizerBase:
     )
 
 
-def _encoder_tokenizer(inner: Tokenizer, trainer: Any) -> hf.PreTrainedTokenizerBase:
+@cache
+def encoder_tokenizer() -> hf.PreTrainedTokenizerBase:
+    """A WordPiece vocabulary of these texts, which puts [CLS] before a text and [SEP] after it."""
+    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    inner.normalizer, inner.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special)
     inner.train_from_iterator([*PROMPTS, *RESPONSES, "Prompt: Response: the quick brown fox jumps"], trainer)
     ends = [(token, inner.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
     inner.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
     return hf.PreTrainedTokenizerFast(
         tokenizer_object=inner, unk_token="[UNK]", cls_token="[CLS]", sep_token="[SEP]", pad_token="[PAD]"
     )
-
-
-SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-
-
-@cache
-def wordpiece_tokenizer() -> hf.PreTrainedTokenizerBase:
-    inner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    inner.normalizer, inner.pre_tokenizer = normalizers.Lowercase(), pre_tokenizers.BertPreTokenizer()
-    return _encoder_tokenizer(inner, trainers.WordPieceTrainer(vocab_size=300, special_tokens=SPECIAL))
-
-
-@cache
-def unigram_tokenizer() -> hf.PreTrainedTokenizerBase:
-    inner = Tokenizer(models.Unigram())
-    inner.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=SPECIAL, unk_token="[UNK]")
-    return _encoder_tokenizer(inner, trainer)
 
 
 @dataclass(frozen=True)
@@ -123,26 +112,13 @@ ARCHITECTURES = {
     "llama": Architecture(hf.LlamaConfig, GROUPED, hf.LlamaForCausalLM, causal_tokenizer),
     "gpt_neox": Architecture(hf.GPTNeoXConfig, {}, hf.GPTNeoXForCausalLM, causal_tokenizer, True),
     "gemma": Architecture(hf.GemmaConfig, GROUPED | {"head_dim": 8}, hf.GemmaForCausalLM, causal_tokenizer),
-    "bert": Architecture(hf.BertConfig, {}, hf.BertForMaskedLM, wordpiece_tokenizer, True),  # without a pooler
-    "deberta_v2": Architecture(hf.DebertaV2Config, DISENTANGLED, hf.DebertaV2Model, unigram_tokenizer, True),
+    "bert": Architecture(hf.BertConfig, {}, hf.BertForMaskedLM, encoder_tokenizer, True),  # without a pooler
+    "deberta_v2": Architecture(hf.DebertaV2Config, DISENTANGLED, hf.DebertaV2Model, encoder_tokenizer, True),
 }
 
 
 def frozen(rm: BradleyTerryRM) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in rm.model.named_parameters() if not p.requires_grad}
-
-
-def plain_rewards(rm: BradleyTerryRM, folder: Path) -> np.ndarray:
-    """Rewards by the Hugging Face classes alone, in one padded batch; then one by one, which must agree."""
-    model = hf.AutoModelForSequenceClassification.from_pretrained(folder).eval()
-    tokenizer = hf.AutoTokenizer.from_pretrained(folder)
-    sides = [side.ids for side in rm.renderer.tokenize_sides(list(zip(PROMPTS, RESPONSES, strict=True)))]
-    assert len({len(side) for side in sides}) == len(sides)
-    with torch.inference_mode():
-        together = model(**tokenizer.pad({"input_ids": sides}, return_tensors="pt")).logits[:, 0].numpy()
-        alone = [model(input_ids=torch.tensor([side])).logits.item() for side in sides]
-    np.testing.assert_allclose(together, alone, atol=5e-6)
-    return together
 
 
 @pytest.fixture
@@ -224,7 +200,9 @@ def test_trained_saved_and_reloaded_it_gives_the_same_rewards(name, lora, tmp_pa
     reloaded = BradleyTerryRM.from_pretrained(best, device="cpu")
     assert not reloaded.has_adapters
     np.testing.assert_allclose(reloaded.score(PROMPTS, RESPONSES), live, atol=1e-6 if lora is None else 1e-5, rtol=1e-5)
-    np.testing.assert_allclose(plain_rewards(rm, best), live, atol=1e-5, rtol=1e-5)
+    sides = rm.renderer.tokenize_sides(list(zip(PROMPTS, RESPONSES, strict=True)))
+    assert len({len(side.ids) for side in sides}) == len(sides)
+    np.testing.assert_allclose(hugging_face_rewards(best, sides), live, atol=1e-5, rtol=1e-5)
     assert (best / "adapter").is_dir() == (lora is not None)
     if lora is not None:
         adapted = BradleyTerryRM.from_pretrained(best / "adapter", device="cpu")

@@ -1,18 +1,16 @@
 """The reward head: found under the names Hugging Face gives it, and computed in float32 whatever autocast says."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
-import transformers as hf
-from peft import LoraConfig
-from torch import nn
 
+from rmcore.config.model import LoraSettings
 from rmcore.models.layers import is_reward_head
-from rmcore.models.loading import Origin
-from rmcore.models.lora import attach
 from rmcore.models.precision import float32_head, reward_heads
+from tests.support.random_models import adapted, model_of
 
-TWO = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
 IDS = torch.arange(5, 21).reshape(2, 8)
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit " * 6]
 RESPONSES = ["4", "fig, pear. Of course, gladly.", "lemon"]
@@ -35,30 +33,16 @@ def test_a_whole_part_of_the_name_decides(name, expected):
     assert is_reward_head(name) is expected
 
 
-def make(kind: str) -> nn.Module:
-    torch.manual_seed(0)
-    config = {
-        "qwen2": hf.Qwen2Config(**TWO, num_key_value_heads=1, pad_token_id=0, num_labels=1),
-        "qwen2 with LoRA": hf.Qwen2Config(**TWO, num_key_value_heads=1, pad_token_id=0, num_labels=1),
-        "bert": hf.BertConfig(**TWO, num_labels=1),
-        "roberta": hf.RobertaConfig(**TWO, num_labels=1),
-        "bert with LoRA": hf.BertConfig(**TWO, num_labels=1),
-    }[kind]
-    model = hf.AutoModelForSequenceClassification.from_config(config).eval()
-    if "LoRA" in kind:
-        model = attach(model, LoraConfig(lora_dropout=0.0, init_lora_weights=False), seed=0, origin=Origin(""))
-    for module in reward_heads(model).values():
-        for parameter in module.parameters():
-            parameter.data = torch.randn_like(parameter)
-    return model
-
-
-KINDS = ("qwen2", "qwen2 with LoRA", "bert", "roberta", "bert with LoRA")
+KINDS = {
+    "qwen2": partial(adapted, "tiny"),
+    "qwen2 with LoRA": partial(adapted, "tiny", LoraSettings()),
+    **{kind: partial(model_of, kind) for kind in ("gpt2", "bert", "roberta")},
+}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_under_autocast_the_head_alone_is_computed_in_float32(kind):
-    model = make(kind)
+    model = KINDS[kind]().model.eval()
     [head] = reward_heads(model).values()
     fed = []
     handle = head.register_forward_pre_hook(lambda module, inputs: fed.append(inputs[0].detach()))

@@ -19,26 +19,12 @@ from rmcore.core.errors import ConfigError, ModelError
 from rmcore.models.layers import is_reward_head
 from rmcore.models.reward_model import BradleyTerryRM
 from rmcore.models.seal import write_seal
+from tests.support.random_models import adapted
 
 CPU = torch.device("cpu")
 PROMPTS = ["What is 2 + 2?", "Sort: pear, fig", "Name a fruit " * 6]
 RESPONSES = ["4", "fig, pear. Of course, gladly.", "lemon"]
-PROJECTIONS = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 TWO = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": 64}
-
-
-def adapted(folder: Path, config: LoraConfig | LoraSettings | None = None, *, seed: int = 0) -> BradleyTerryRM:
-    """`tiny` with adapters that do something: after training, B is not zero."""
-    settings = config if isinstance(config, LoraSettings) else None
-    rm = BradleyTerryRM.new(ModelConfig(name=str(folder), max_seq_len=96, lora=settings), seed=seed, device=CPU)
-    if isinstance(config, LoraConfig):
-        rm.add_lora(config)
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(1)
-        for name, parameter in rm.model.named_parameters():
-            if parameter.requires_grad and "lora_A" not in name:
-                parameter.data += 0.1 * torch.randn_like(parameter)
-    return rm
 
 
 def adapted_layers(rm: BradleyTerryRM) -> set[str]:
@@ -56,47 +42,25 @@ def build(config: hf.PretrainedConfig, tiny_folder: Path, folder: Path) -> Path:
     return folder
 
 
-BERT_LAYERS = {
-    f"bert.encoder.layer.{layer}.{name}.dense"
-    for layer in (0, 1)
-    for name in ("attention.output", "intermediate", "output")
-} | {f"bert.encoder.layer.{layer}.attention.self.{name}" for layer in (0, 1) for name in ("query", "key", "value")}
-GPT2_NAMES = ("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj")
-DEBERTA_LAYERS = {
-    f"deberta.encoder.layer.{layer}.{name}"
-    for layer in (0, 1)
-    for name in (
-        *(f"attention.self.{part}_proj" for part in ("query", "key", "value")),
-        *("attention.output.dense", "intermediate.dense", "output.dense"),
-    )
-}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("config", "expected"),
+    ("config", "blocks", "each"),
     [
-        (hf.BertConfig(**TWO, num_labels=1), BERT_LAYERS),
+        (hf.BertConfig(**TWO, num_labels=1), "bert.encoder.layer", 6),
         (
             hf.DebertaV2Config(**TWO, num_labels=1, relative_attention=True, share_att_key=True, pos_att_type=["p2c"]),
-            DEBERTA_LAYERS,
+            "deberta.encoder.layer",
+            6,
         ),
-        (
-            hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=64, num_labels=1),  # Conv1D layers
-            {f"transformer.h.{layer}.{name}" for layer in (0, 1) for name in GPT2_NAMES},
-        ),
+        (hf.GPT2Config(n_embd=16, n_layer=2, n_head=2, vocab_size=64, num_labels=1), "transformer.h", 4),  # Conv1D
+        (hf.Qwen2Config(**TWO, num_key_value_heads=1, num_labels=1), "model.layers", 7),
     ],
     ids=lambda value: getattr(value, "model_type", ""),
 )
-def test_default_targets_are_the_linear_layers_of_the_blocks(config, expected, tiny_folder, tmp_path):
-    rm = adapted(build(config, tiny_folder, tmp_path), LoraSettings())
-    assert adapted_layers(rm) == expected
-
-
-def test_default_targets_of_llama_shapes_are_the_seven_projections(tiny_folder):
-    layers = adapted_layers(adapted(tiny_folder, LoraSettings()))
-    assert {name.rpartition(".")[2] for name in layers} == PROJECTIONS
-    assert len(layers) == 2 * 7
+def test_default_targets_are_all_linear_layers_of_the_blocks_and_no_other(config, blocks, each, tiny_folder, tmp_path):
+    layers = adapted_layers(adapted(build(config, tiny_folder, tmp_path), LoraSettings()))
+    assert all(name.startswith(f"{blocks}.") for name in layers)
+    assert len(layers) == 2 * each
 
 
 def test_rank_alpha_dropout_and_targets_reach_the_layers(tiny_folder):
