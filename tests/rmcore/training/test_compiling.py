@@ -129,7 +129,7 @@ def _raising(*_, **__):
 
 
 @pytest.mark.slow
-def test_evaluations_of_a_compiled_training_use_its_layers(tmp_path, start, small_folder, graphs, monkeypatch):
+def test_evaluations_of_a_compiled_training_use_its_layers(tmp_path, start, graphs, monkeypatch):
     monkeypatch.setattr("rmcore.training.loop.SCORES_COMPILED", {"cpu": True})
     used = []
 
@@ -137,7 +137,7 @@ def test_evaluations_of_a_compiled_training_use_its_layers(tmp_path, start, smal
         used.append(evaluation.rm.compiled.works)
         return {}
 
-    changes = {"model": {"name": small_folder}, "steps": 2, "eval_every": 1, "packing": False}
+    changes = {"steps": 2, "eval_every": 1, "packing": False}
     plain = start(tmp_path / "plain", **changes).run()
     compiled = start(tmp_path / "compiled", compile=True, callbacks=[look], **changes).run()
     assert used == [True, True]
@@ -145,24 +145,12 @@ def test_evaluations_of_a_compiled_training_use_its_layers(tmp_path, start, smal
     np.testing.assert_allclose(compiled.trainer.best_rewards, plain.trainer.best_rewards, rtol=0, atol=1e-5)
 
 
-@pytest.fixture(scope="module")
-def small_folder(tiny_folder, tmp_path_factory):
-    """`tiny` with one layer of its four."""
-    rm = BradleyTerryRM.from_pretrained(tiny_folder, device="cpu")
-    rm.model.model.layers = rm.model.model.layers[:1]
-    rm.model.config.num_hidden_layers = 1
-    rm.model.config.layer_types = rm.model.config.layer_types[:1]
-    folder = tmp_path_factory.mktemp("small")
-    rm.save(folder)
-    return str(folder)
-
-
 @pytest.mark.slow
-def test_without_a_compiler_training_goes_on_with_the_same_losses(tmp_path, start, small_folder, capsys):
-    plain = start(tmp_path / "plain", model={"name": small_folder}, steps=3, packing=False).run()
+def test_without_a_compiler_training_goes_on_with_the_same_losses(tmp_path, start, capsys):
+    plain = start(tmp_path / "plain", steps=3, packing=False).run()
     torch._dynamo.reset()
     with inductor.patch({"cpp.cxx": ("/nowhere/c++",), "force_disable_caches": True, "compile_threads": 1}):
-        compiled = start(tmp_path / "compiled", model={"name": small_folder}, steps=3, compile=True).run()
+        compiled = start(tmp_path / "compiled", steps=3, compile=True).run()
     said = capsys.readouterr().err
     assert said.count("warning: torch.compile failed") == 1
     assert not compiled.result.compiled
