@@ -32,7 +32,7 @@ from rmcore.core.store import ArtifactRef, Store
 from rmcore.core.tracking import METRICS_FILE
 from rmcore.stages.run import DELIBERATE_ERROR, ERROR_FILE
 from rmcore.stages.stage import Stage
-from rmcore.training.resume import ResumePoint, clear, rewind
+from rmcore.training.resume import clear, rewind
 from tasks.device import Wait, as_seen, held_slots, in_the_way, noted, same_stage, slots_environment, slots_needed
 from tasks.sharing import pushed, shared_store, states_shared, taken
 
@@ -252,8 +252,11 @@ def _compute(stage: Stage, out: Path, follow: Follow, tell: Tell, environment: d
     if stage.finished and (out / stage.finished).is_file():
         clear(out)  # an earlier attempt died between the end of its work and here
         return
-    if stage.kept:
-        _announce(rewind(out), tell)
+    if stage.kept and (point := rewind(out)) is not None:
+        resumed = f"train resumes from step {point.step}, where an earlier attempt was cut off"
+        for line in (*(f"warning: {note}" for note in point.notes), resumed):
+            print(line, file=sys.stderr)
+            tell(line)
     (out / METRICS_FILE).touch()
     try:
         with follow(out / METRICS_FILE):
@@ -262,11 +265,3 @@ def _compute(stage: Stage, out: Path, follow: Follow, tell: Tell, environment: d
         if not is_resumable(stage, out):  # refused before it began: nothing to resume from
             shutil.rmtree(out)
         raise
-
-
-def _announce(point: ResumePoint | None, tell: Tell) -> None:
-    if point is not None:
-        resumed = f"train resumes from step {point.step}, where an earlier attempt was cut off"
-        for line in (*(f"warning: {note}" for note in point.notes), resumed):
-            print(line, file=sys.stderr)
-            tell(line)

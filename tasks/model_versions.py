@@ -90,17 +90,9 @@ def register_checkpoint(
 
     found = client.search_model_versions(f"name = '{name}' and tags.`rm.key` = '{key}'", max_results=1)
     version = found[0] if found else _new_version(client, run, Path(checkpoint), name, key)
-    known = dict(version.tags) | dict(tags)
-    if known.get(CONFIRMATION_TAG) == "lost":
-        moves = {**moves, READY: False}
-    # Each call takes some hundredths of a second, and most runs judge a version as it was judged before.
-    for tag in [tag for tag, text in tags.items() if version.tags.get(tag) != text]:
-        client.set_model_version_tag(name, version.version, tag, known[tag])
-    if version.description != (description := _description(note, known)):
-        client.update_model_version(name, version.version, description)
     newest = max(int(one.version) for one in client.search_model_versions(f"name = '{name}'"))
     is_newest = {CANDIDATE: True} if int(version.version) == newest else {}
-    _move_aliases(client, name, version.version, {**moves, **is_newest})
+    _judge(client, version, note, tags, {**moves, **is_newest})
     model_id, outputs = version.tags["rm.model_id"], client.get_run(run.info.run_id).outputs
     if model_id not in {output.model_id for output in (outputs.model_outputs if outputs else [])}:
         client.log_outputs(run.info.run_id, [LoggedModelOutput(model_id, step=0)])
@@ -116,20 +108,32 @@ def confirm_versions(client: "MlflowClient", key: str, tags: Mapping[str, str]) 
     for version in found:
         if tags[CONFIRMATION_TAG] not in _CONFIRMED_BY and CONFIRMATION_TAG in version.tags:
             continue  # the earlier link is kept
-        for tag, text in tags.items():
-            client.set_model_version_tag(version.name, version.version, tag, text)
-        known = dict(version.tags)
-        note = (version.description or "").removesuffix(_confirmation(known))
-        client.update_model_version(version.name, version.version, _description(note, known | dict(tags)))
-        _move_aliases(client, version.name, version.version, _CONFIRMED_BY.get(tags[CONFIRMATION_TAG], {}))
+        note = (version.description or "").removesuffix(_confirmation(version.tags))
+        _judge(client, version, note, tags, _CONFIRMED_BY.get(tags[CONFIRMATION_TAG], {}))
     return [f"{REGISTRY_SCHEME}{version.name}/{version.version}" for version in found]
 
 
-def _description(note: str, tags: Mapping[str, str]) -> str:
-    """The note of the last judgement and, where that is another one, what the fourth level has shown."""
-    same = tags.get("rm.headline") == tags.get(CONFIRMATION_HEADLINE_TAG)
-    more = "" if same else _confirmation(tags)
-    return note[: MAX_VALUE_CHARS - len(more)] + more
+def _judge(
+    client: "MlflowClient", version: "ModelVersion", note: str, tags: Mapping[str, str], moves: Mapping[str, bool]
+) -> None:
+    """Set the tags of a version, describe it by the note of its last judgement and, where that is another one, by what
+    the fourth level has shown, give it the aliases that it earned and take those away that it has not.
+    """
+    name, number, known = version.name, version.version, {**version.tags, **tags}
+    # Each call takes some hundredths of a second, and most runs judge a version as it was judged before.
+    for tag in [tag for tag, text in tags.items() if version.tags.get(tag) != text]:
+        client.set_model_version_tag(name, number, tag, known[tag])
+    more = "" if known.get("rm.headline") == known.get(CONFIRMATION_HEADLINE_TAG) else _confirmation(known)
+    if version.description != (description := note[: MAX_VALUE_CHARS - len(more)] + more):
+        client.update_model_version(name, number, description)
+    if known.get(CONFIRMATION_TAG) == "lost":
+        moves = {**moves, READY: False}
+    has = client.get_model_version(name, number).aliases
+    for alias, earned in moves.items():
+        if earned and alias not in has:
+            client.set_registered_model_alias(name, alias, number)
+        elif not earned and alias in has:
+            client.delete_registered_model_alias(name, alias)
 
 
 def _confirmation(tags: Mapping[str, str]) -> str:
@@ -137,16 +141,6 @@ def _confirmation(tags: Mapping[str, str]) -> str:
         return ""
     headline = plain(tags.get(CONFIRMATION_HEADLINE_TAG, ""))
     return f"\n**Evidence level {TOP_RUNG} of {TOP_RUNG}**, optimised against: {tags[CONFIRMATION_TAG]}. {headline}\n"
-
-
-def _move_aliases(client: "MlflowClient", name: str, number: str, moves: Mapping[str, bool]) -> None:
-    """Give a version the aliases that it earned; take those away that it has and has not earned."""
-    has = client.get_model_version(name, number).aliases
-    for alias, earned in moves.items():
-        if earned and alias not in has:
-            client.set_registered_model_alias(name, alias, number)
-        elif not earned and alias in has:
-            client.delete_registered_model_alias(name, alias)
 
 
 def _new_version(client: "MlflowClient", run: "Run", checkpoint: Path, name: str, key: str) -> "ModelVersion":
