@@ -227,8 +227,8 @@ class Matrix:
         with_interval = [name for name in self.declared.metrics if name in claimed and name in TEST_METRICS]
         metrics = list(self.declared.metrics)
         view = cells_view(tracker.record.run_name, self.key, metrics, with_interval, self._varied())
-        tracker.tell(experiment_tags=view_tags(view), view_key=view.key)
-        results["mlflow_url"] = tracker.comparison()
+        tracker.tell(experiment_tags=view_tags(view))
+        results["mlflow_url"] = tracker.comparison(self.key)
         folder = home() / "reports" / f"{self.study}-{self.key}"
         figures = draw_experiment(results, folder / "figures")
         report = write_experiment_report(results, figures, folder / REPORT_FILE)
@@ -253,7 +253,10 @@ class Matrix:
             tags={f"rm.verdict.{one['name']}": verdict_words(one) for one in results["hypotheses"]},
         )
         links, others = places(report)
-        views = {"Cells side by side": tracker.comparison(), "Charts of the cells": tracker.comparison(charts=True)}
+        views = {
+            "Cells side by side": tracker.comparison(self.key),
+            "Charts of the cells": tracker.comparison(self.key, charts=True),
+        }
         shown = {name: address for name, address in views.items() if address is not None}
         headline = f"{tally(results['hypotheses'])}. {results['question']}"
         about = experiment_note(f"{results['title']}: {tally(results['hypotheses'])}", shown)
@@ -271,8 +274,8 @@ class Matrix:
         return {
             "results": results,
             "report": str(report),
-            "mlflow_url": tracker.comparison(),
-            "mlflow_charts_url": tracker.comparison(charts=True),
+            "mlflow_url": tracker.comparison(self.key),
+            "mlflow_charts_url": tracker.comparison(self.key, charts=True),
             "computed": [label for label, outcome in outcomes.items() if outcome.computed],
             "failed": [label for label, outcome in outcomes.items() if outcome.error],
         }

@@ -79,8 +79,6 @@ class RunRecord:
     study_text: list[str] | None = None
     """A value of the tag `rm.kind`, and what is said of such runs: views of them are saved, and the experiment is
     described with links to these."""
-    view_key: str | None = None
-    """Names the view of the experiment, among its tags, that compares the run's children."""
     is_watched: bool = False
     """Whether to send how busy this machine is, every 10 seconds from the run's first number to its end."""
     model: dict[str, Any] | None = None

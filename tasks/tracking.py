@@ -18,7 +18,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmcore.config.pipeline import PipelineConfig
-from rmcore.core.errors import StoreError
 from rmcore.core.processes import this_process
 from tasks.comparison_view import ADDRESS_PARAMETER, comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
@@ -38,8 +37,9 @@ class RunTracker:
     def __init__(self, record: RunRecord, directory: Path) -> None:
         self.record = record
         """All that was told; a new one after each telling."""
+        self.pending = False
+        """Whether MLflow lacks something of this run, so that it waits for `rm-opt store sync`."""
         self._directory = directory
-        self._offline = threading.Event()
         self._saved: RunRecord | None = None
         self._run: MlflowRun | None = None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mlflow")
@@ -111,11 +111,8 @@ class RunTracker:
         Works the same for an artifact that was found in the store.
 
         Raises:
-            StoreError: there is no such folder.
             DataError: its numbers are damaged.
         """
-        if not folder.is_dir():
-            raise StoreError(f"{folder} does not exist: it was never written, or was removed. Run the stage again.")
         read_numbers(folder, stage)  # what is damaged ends the run here rather than in the thread
         self.tell(folders={str(folder.resolve()): stage})
 
@@ -173,17 +170,10 @@ class RunTracker:
         page = self._experiment_page()
         return None if page is None else f"{page}/runs/{self.run_id}?{ADDRESS_PARAMETER}"
 
-    @property
-    def pending(self) -> bool:
-        """Whether MLflow lacks something of this run, so that it waits for `rm-opt store sync`."""
-        return self._offline.is_set()
-
-    def comparison(self, *, charts: bool = False) -> str | None:
-        """Address of MLflow's table (or charts) of the published view; None without MLflow or view."""
+    def comparison(self, key: str, *, charts: bool = False) -> str | None:
+        """Address of MLflow's table (or charts) of the view `key` of the experiment; None without MLflow."""
         page = self._experiment_page()
-        if page is None or self.record.view_key is None or self.pending:
-            return None
-        return comparison_url(page, self.record.view_key, charts=charts)
+        return None if page is None or self.pending else comparison_url(page, key, charts=charts)
 
     def _experiment_page(self) -> str | None:
         if self.run_id is None or self._run is None:
@@ -213,7 +203,7 @@ class RunTracker:
             if record.is_watched and record.status is None:
                 self._run.watch_machine()
         except Exception as error:  # noqa: BLE001 - whatever it is, hours of computation must not end for it
-            self._offline.set()
+            self.pending = True
             logger.warning(
                 "MLflow at %s failed (%s): run %s continues without it, its metrics are on disk and its record is %s. "
                 "All of it is sent at the end of the run, or by `rm-opt store sync` when MLflow is back.",
@@ -245,7 +235,7 @@ class RunTracker:
                         *(self.record.run_name, in_one_line(full)),
                     )
                 return
-            self._offline.clear()
+            self.pending = False
             if not self._run.missing:
                 logger.warning("MLflow answers again and has all of run %s.", self.record.run_name)
         self.record.path(self._directory).unlink(missing_ok=True)

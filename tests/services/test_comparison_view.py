@@ -39,7 +39,7 @@ PARAMS = ["train.optimizer", "train.lr"]
 
 def publish(tracker, metrics):
     view = cells_view("optimizers", MATRIX, metrics, METRICS[:1], PARAMS)
-    tracker.tell(experiment_tags=view_tags(view), view_key=view.key)
+    tracker.tell(experiment_tags=view_tags(view))
 
 
 def send_cell(matrix_key, arm, seed, accuracy):
@@ -55,9 +55,8 @@ def send_cell(matrix_key, arm, seed, accuracy):
 def matrix(server):
     """A matrix with three cells, and a cell of another one beside it."""
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as tracker:
-        assert tracker.comparison() is None
         publish(tracker, METRICS)
-        about = experiment_note("Optimizers", {"Side by side": str(tracker.comparison())})
+        about = experiment_note("Optimizers", {"Side by side": str(tracker.comparison(MATRIX))})
         tracker.tell(experiment_tags={NOTE_TAG: about})
         for arm, seed, accuracy in (("muon", 0, 0.71875), ("muon", 2, 0.734375), ("lion", 0, 0.703125)):
             send_cell(MATRIX, arm, seed, accuracy)
@@ -66,7 +65,9 @@ def matrix(server):
     return tracker
 
 
-def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
+def test_the_links_show_the_cells_with_their_columns_and_charts_and_a_view_published_again_replaces_the_old_one(
+    browse, matrix, server
+):
     cells = ["muon seed 0", "muon seed 2", "lion seed 0"]
     columns = [
         f'col-id="{kind}.`{name}`"' for kind, names in (("params", PARAMS), ("metrics", METRICS)) for name in names
@@ -85,7 +86,7 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
         "32.5",
         "optimizers: table",
     ]
-    table = browse(matrix.comparison(), WINDOW, expected)
+    table = browse(matrix.comparison(MATRIX), WINDOW, expected)
     assert [text for text in expected if text not in table] == []
     unwanted = ["another seed 7", "not-shown.jsonl", "0.1234567", "does not exist"]
     assert [text for text in unwanted if text in table] == []
@@ -101,19 +102,16 @@ def test_the_links_show_the_cells_with_their_columns_and_charts(browse, matrix):
         "train/loss",
         "optimizers: charts",
     ]
-    charts = browse(matrix.comparison(charts=True), WINDOW, expected)
+    charts = browse(matrix.comparison(MATRIX, charts=True), WINDOW, expected)
     assert [text for text in expected if text not in charts] == []
     assert [text for text in unwanted if text in charts] == []
 
-
-def test_a_view_published_again_replaces_the_old_one(matrix, server):
     with RunTracker.start("demo", "optimizers", {"rm.kind": "matrix"}, {}, uid=MATRIX) as again:
         publish(again, METRICS[:1])
-        assert again.comparison() == matrix.comparison()
-    client = connect(server.url)
-    tags = client.get_experiment_by_name("rm/demo").tags
+        assert again.comparison(MATRIX) == matrix.comparison(MATRIX)
+    tags = connect(server.url).get_experiment_by_name("rm/demo").tags
     assert tags.items() >= EXPERIMENT_TAGS.items()
-    assert tags["mlflow.note.content"] == f"[Side by side]({matrix.comparison()}) · Optimizers\n"
+    assert tags["mlflow.note.content"] == f"[Side by side]({matrix.comparison(MATRIX)}) · Optimizers\n"
     views = [json.loads(value) for name, value in tags.items() if name.startswith(VIEW_TAG)]
     assert sorted(view["name"] for view in views) == ["optimizers: charts", "optimizers: table"]
 
