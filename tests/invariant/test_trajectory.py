@@ -82,17 +82,6 @@ def test_equivalent_configurations_reproduce_the_pinned_trajectory(tmp_path, nam
             np.testing.assert_allclose(found[step][metric], value, rtol=1e-4, atol=1e-6, err_msg=f"{metric}, {step}")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "change", [{"beta": 1.01}, {"label_smoothing": 0.051}, {"centering": 0.011}, {"target_margin_scale": 0.51}]
-)
-def test_the_pinned_trajectory_notices_a_one_percent_change(tmp_path, change):
-    expected = json.loads(PINNED.read_text())
-    found = trajectory(tmp_path, change | {"steps": 2, "schedule": "constant"})
-    losses = [abs(found[step]["train/loss"] / expected[step]["train/loss"] - 1) for step in ("1", "2")]
-    assert max(losses) > 1e-4
-
-
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as scratch:
         PINNED.write_text(json.dumps(trajectory(Path(scratch), {}), indent=1) + "\n")
