@@ -128,6 +128,28 @@ def undisturbed(start, tmp_path_factory):
     return start(tmp_path_factory.mktemp("undisturbed")).run()
 
 
+@pytest.fixture(scope="session")
+def make_stepper():
+    """Make a Stepper of a model on tokenized pairs, and its feed; no step has run. `changes` are settings."""
+    from rmcore.config.train import TrainConfig
+    from rmcore.training.feed import make_feed
+    from rmcore.training.losses import make_bradley_terry
+    from rmcore.training.optimizers import make_optimizer
+    from rmcore.training.ranks import ALONE
+    from rmcore.training.step import StepContext, Stepper, make_forward
+
+    def make(rm, pairs, *, token_budget, num_steps=3, packing=None, **changes):
+        config = TrainConfig.model_validate({"lr": 1e-3, "pairs_per_step": 4} | changes)
+        feed = make_feed(
+            pairs, config, num_steps=num_steps, seed=0, token_budget=token_budget, pad_id=rm.pad_id, ranks=ALONE,
+            packing=packing,
+        )  # fmt: skip
+        forward = make_forward(rm.model, make_bradley_terry(config), config.precision, rm.device)
+        return Stepper(StepContext(rm.model, forward, make_optimizer(rm.model, config), config.clip, rm.device), feed)
+
+    return make
+
+
 @pytest.fixture(autouse=True)
 def audible_interruption():
     """Ctrl-C as in a terminal: a shell that starts the tests in the background would have them ignore it."""

@@ -1,19 +1,61 @@
-"""Which checkpoint folders a training leaves, and that each is whole whatever happens while it is written."""
+"""Which evaluations count, which checkpoint folders are left, and that each is whole whatever happens meanwhile."""
 
+import math
 import os
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from machine import largest_file
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.training.ranks import ALONE
-from rmcore.training.record import Selection
+from rmcore.training.record import HIGHER_IS_BETTER, Selection
 from rmcore.training.saving import CheckpointWriter, copy_checkpoint, repair_interrupted, save_checkpoint
+
+# Few different values, so that ties occur.
+VALUES = st.lists(
+    st.one_of(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.just(math.nan), st.just(math.inf)), max_size=12
+)
+SELECTIONS = st.tuples(st.sampled_from(sorted(HIGHER_IS_BETTER)), st.integers(1, 4))
+
+
+def ranking(noted, higher):
+    """Defined evaluations, best first, of equals the earlier."""
+    defined = [(value, step) for step, value in noted if math.isfinite(value)]
+    return sorted(defined, key=lambda entry: (-entry[0] if higher else entry[0], entry[1]))
+
+
+def without_improvement(noted, higher):
+    """Evaluations since the last one that was better than all before."""
+    reference, since = None, 0
+    for _, value in noted:
+        better = math.isfinite(value) and (reference is None or (value > reference if higher else value < reference))
+        reference, since = (value, 0) if better else (reference, since + 1)
+    return since
+
+
+@given(VALUES, SELECTIONS)
+def test_selection_agrees_with_looking_at_everything_again(sequence, setting):
+    metric, keep = setting
+    selection, noted, there = Selection(metric, keep), [], set()
+    for number, value in enumerate(sequence):
+        step = 10 * (number + 1)
+        noted.append((step, value))
+        kept, dropped = selection.note(value, step)
+        expected = ranking(noted, HIGHER_IS_BETTER[metric])
+        assert selection.kept == expected[:keep]
+        assert selection.best == (expected[0] if expected else None)
+        assert selection.evaluations_since == without_improvement(noted, HIGHER_IS_BETTER[metric])
+        # Who does as told has exactly the kept ones.
+        there = (there | ({step} if kept else set())) - set(dropped)
+        assert there == {one for _, one in selection.kept}
+        assert kept == (step in there)
 
 
 def mark(rm, value):
@@ -62,13 +104,16 @@ def test_a_copy_takes_no_room_and_outlives_what_it_was_copied_from(tmp_path, rm)
     assert marked(tmp_path / "best") == kept
 
 
-def test_a_kill_between_the_two_renames_is_mended(tmp_path, rm):
+def test_a_kill_between_the_two_renames_is_mended_and_what_is_not_ours_stays(tmp_path, rm):
+    others = {".cache.tmp", ".work.old"}
+    for name in (*others, ".step_7.old"):
+        (tmp_path / name).mkdir()
     save_checkpoint(rm, tmp_path / "best")
     before = marked(tmp_path / "best")
     (tmp_path / "best").rename(tmp_path / ".best.old")
     (tmp_path / ".best.tmp").mkdir()
     repair_interrupted(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {"best"}
+    assert {path.name for path in tmp_path.iterdir()} == {"best", "step_7", *others}
     assert marked(tmp_path / "best") == before
 
 
@@ -81,10 +126,3 @@ def test_a_checkpoint_that_cannot_be_written_leaves_the_one_before(tmp_path, rm)
         save_checkpoint(rm, tmp_path / "best")
     assert marked(tmp_path / "best") == 1
     assert [path.name for path in Path(tmp_path).iterdir()] == ["best"]
-
-
-def test_mending_leaves_what_is_not_ours(tmp_path):
-    for name in (".cache.tmp", ".work.old", ".best.tmp", ".step_7.old"):
-        (tmp_path / name).mkdir()
-    repair_interrupted(tmp_path)
-    assert {path.name for path in tmp_path.iterdir()} == {".cache.tmp", ".work.old", "step_7"}

@@ -7,16 +7,9 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 
 from rmcore.config.model import LoraSettings, ModelConfig
-from rmcore.config.train import TrainConfig
-from rmcore.core.tracking import MemoryTracker
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.training.loop import Trainer
 
 CPU = torch.device("cpu")
-TRAIN = {
-    "steps": 4, "eval_every": 2, "log_every": 1, "lr": 1e-2, "pairs_per_step": 4, "warmup_steps": 0,
-    "token_budget": 384, "precision": "bf16", "packing": False,
-}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -36,33 +29,22 @@ def linear_layers(rm):
     return layers
 
 
-def trained(folder, rm, gold_pairs, *, narrow, **changes):
-    """The losses of a training; where it is not `narrow`, the base is widened before the first step."""
-    tokens = rm.renderer.tokenize_pairs(gold_pairs[:28])
-    tracker = MemoryTracker()
-    trainer = Trainer(
-        rm, TrainConfig.model_validate(TRAIN | changes), train=tokens[:20], validation=tokens[20:], folder=folder,
-        tracker=tracker, seed=3,
-    )  # fmt: skip
-    assert {weight.dtype for weight in linear_layers(rm).values()} == {torch.bfloat16}
-    if not narrow:
-        rm.widen()
-    result = trainer.run()
-    losses = [values["train/loss"] for _, values in tracker.rows if "train/loss" in values]
-    return losses, result.peak_training_bytes
-
-
 @pytest.mark.slow
-def test_training_saving_and_what_is_left_are_the_same_to_the_bit(tmp_path, base, gold_pairs):
-    outcomes = {}
+def test_training_saving_and_what_is_left_are_the_same_to_the_bit(tmp_path, base, start):
+    outcomes = []
     for narrow in (True, False):
-        folder = tmp_path / str(narrow)
-        rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=96, lora=LoraSettings()), seed=0, device=CPU)
-        losses, peak = trained(folder, rm, gold_pairs, narrow=narrow)
-        files = [load_file(folder / "best" / place / name) for place, name in (
-            (".", "model.safetensors"), ("adapter", "adapter_model.safetensors"))]  # fmt: skip
-        outcomes[narrow] = losses, files, {name: one.detach() for name, one in rm.model.named_parameters()}, peak
-    (losses, files, left, peak), (others, other_files, other_left, other_peak) = outcomes[True], outcomes[False]
+        folder, model = tmp_path / str(narrow), {"name": str(base), "lora": {}}
+        training = start(folder, model=model, steps=4, lr=1e-2, precision="bf16", packing=False)
+        assert {weight.dtype for weight in linear_layers(training.rm).values()} == {torch.bfloat16}
+        if not narrow:
+            training.rm.widen()
+        training.run()
+        files = [
+            load_file(folder / "best" / name) for name in ("model.safetensors", "adapter/adapter_model.safetensors")
+        ]
+        left = {name: one.detach() for name, one in training.rm.model.named_parameters()}
+        outcomes.append((training.losses(), files, left, training.result.peak_training_bytes))
+    (losses, files, left, peak), (others, other_files, other_left, other_peak) = outcomes
     assert losses == others
     torch.testing.assert_close((files, left), (other_files, other_left), rtol=0, atol=0)
     assert {tensor.dtype for tensor in files[0].values()} == {torch.float32}
@@ -95,9 +77,6 @@ def test_weights_that_would_be_rounded_or_are_trained_stay_float32(base, gold_pa
     assert {weight.dtype for weight in rm.model.parameters()} == {torch.float32}
 
 
-def test_the_base_is_float32_where_that_is_computed_in(tmp_path, base, gold_pairs):
-    rm = BradleyTerryRM.new(ModelConfig(name=str(base), max_seq_len=96, lora=LoraSettings()), seed=0, device=CPU)
-    config = TrainConfig.model_validate(TRAIN | {"precision": "fp32"})
-    tokens = rm.renderer.tokenize_pairs(gold_pairs[:8])
-    Trainer(rm, config, train=tokens, validation=[], folder=tmp_path, tracker=MemoryTracker(), seed=3)
-    assert {weight.dtype for weight in rm.model.parameters()} == {torch.float32}
+def test_the_base_is_float32_where_that_is_computed_in(tmp_path, base, start):
+    training = start(tmp_path, model={"name": str(base), "lora": {}}, precision="fp32")
+    assert {weight.dtype for weight in training.rm.model.parameters()} == {torch.float32}

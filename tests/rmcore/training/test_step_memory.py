@@ -27,7 +27,7 @@ from rmcore.training.memory import (
     choose_memory,
     longest_pairs,
 )
-from rmcore.training.plan import plan
+from rmcore.training.plan import _computed_tokens, plan
 
 CPU = torch.device("cpu")
 
@@ -165,8 +165,12 @@ def counts_as_on_a_gpu(monkeypatch):
 @pytest.mark.parametrize("size", SHAPES)
 @pytest.mark.parametrize(
     ("recomputed", "changes"),
-    [(0.0, {}), (1.0, {"compile": True, "optimizer": "adamw8bit"})],
-    ids=["eager", "compiled and recomputed"],
+    [
+        pytest.param(0.0, {}, id="eager"),
+        pytest.param(
+            1.0, {"compile": True, "optimizer": "adamw8bit"}, id="compiled and recomputed", marks=pytest.mark.night
+        ),
+    ],
 )
 def test_what_a_large_micro_batch_takes_is_predicted_to_a_twentieth(size, recomputed, changes, counts_as_on_a_gpu):
     """From the two counted ones to all that may be chosen."""
@@ -227,3 +231,12 @@ def test_the_dry_run_tells_the_memory_that_the_training_then_takes(tmp_path, gol
     record = json.loads((tmp_path / "training.json").read_text())
     measured = record["peak_training_bytes"] + 4 * record["num_parameters"]
     assert told == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.slow
+def test_planned_tokens_are_those_of_the_training(tmp_path, start, monkeypatch):
+    training = start(tmp_path, held_out=[])
+    planned, _ = _computed_tokens(training.trainer)
+    assert planned == training.run().result.num_tokens
+    monkeypatch.setattr("rmcore.training.plan.CUT_STEPS", 3)
+    assert _computed_tokens(training.trainer)[0] == pytest.approx(planned, rel=0.2)

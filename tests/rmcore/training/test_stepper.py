@@ -6,16 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from rmcore.config.train import TrainConfig
 from rmcore.core.errors import TrainingError
-from rmcore.training.feed import make_feed
-from rmcore.training.losses import make_bradley_terry
-from rmcore.training.optimizers import make_optimizer
-from rmcore.training.ranks import ALONE
-from rmcore.training.step import PartialUpdateError, StepContext, Stepper, make_forward
+from rmcore.training.step import PartialUpdateError
 from rmcore.training.train_mode import without_dropout
 
-CPU = torch.device("cpu")
 LARGE = 1600
 
 
@@ -33,17 +27,15 @@ def limit_memory(model, most_tokens, calls=None):
     return seen
 
 
-def make_stepper(rm, gold_pairs, *, token_budget=LARGE, ranks=ALONE, packing=None, **changes):
-    config = TrainConfig.model_validate(
-        {"lr": 1e-3, "pairs_per_step": 8, "warmup_steps": 0, "token_budget": token_budget} | changes
-    )
-    pairs = rm.renderer.tokenize_pairs(gold_pairs[:24])
-    feed = make_feed(
-        pairs, config, num_steps=3, seed=0, token_budget=token_budget, pad_id=rm.pad_id, ranks=ranks, packing=packing
-    )  # fmt: skip
-    forward = make_forward(rm.model, make_bradley_terry(config), config.precision, CPU)
-    context = StepContext(rm.model, forward, make_optimizer(rm.model, config), config.clip, CPU, ranks)
-    return Stepper(context, feed)
+@pytest.fixture
+def stepper_of(make_stepper, gold_pairs):
+    """Make a Stepper of a model on 24 gold pairs, 8 a step."""
+
+    def make(rm, *, token_budget=LARGE, **changes):
+        pairs = rm.renderer.tokenize_pairs(gold_pairs[:24])
+        return make_stepper(rm, pairs, token_budget=token_budget, pairs_per_step=8, warmup_steps=0, **changes)
+
+    return make
 
 
 def run_steps(stepper, num=3):
@@ -54,9 +46,9 @@ def run_steps(stepper, num=3):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["adamw", "sam"])
-def test_halving_leads_to_the_trajectory_of_the_small_budget(rm, gold_pairs, capsys, optimizer):
+def test_halving_leads_to_the_trajectory_of_the_small_budget(rm, stepper_of, capsys, optimizer):
     other, begin = copy.deepcopy(rm), copy.deepcopy(rm.model)
-    stepper = make_stepper(rm, gold_pairs, optimizer=optimizer)
+    stepper = stepper_of(rm, optimizer=optimizer)
     limit_memory(rm.model, LARGE // 8)
     with without_dropout(rm.model):
         survived = run_steps(stepper)
@@ -65,7 +57,7 @@ def test_halving_leads_to_the_trajectory_of_the_small_budget(rm, gold_pairs, cap
     assert said.count("warning: step 1 ran out of memory") == 2
     assert said.count(f"token_budget={stepper.token_budget}") == 1
     with without_dropout(other.model):
-        small = run_steps(make_stepper(other, gold_pairs, optimizer=optimizer, token_budget=stepper.token_budget))
+        small = run_steps(stepper_of(other, optimizer=optimizer, token_budget=stepper.token_budget))
     for mine, theirs in zip(survived, small, strict=True):
         assert mine.num_tokens == theirs.num_tokens
         np.testing.assert_allclose([mine.loss, mine.grad_norm], [theirs.loss, theirs.grad_norm], rtol=1e-5)
@@ -75,9 +67,9 @@ def test_halving_leads_to_the_trajectory_of_the_small_budget(rm, gold_pairs, cap
     assert (mine - theirs).norm() < 1e-3 * (theirs - start).norm()
 
 
-def test_packed_rows_are_halved_down_to_the_dearest_pair(rm, gold_pairs, capsys):
+def test_packed_rows_are_halved_down_to_the_dearest_pair(rm, stepper_of, capsys):
     """A pair that shares its prompt needs less than two of its longest sides, and is tried at that."""
-    stepper = make_stepper(rm, gold_pairs, packing=rm.packing())
+    stepper = stepper_of(rm, packing=rm.packing())
     least = stepper.feed.least_budget()
     assert least < 2 * max(pair.num_tokens for pair in stepper.feed.pairs)
     limit_memory(rm.model.base_model, least)
@@ -89,7 +81,7 @@ def test_packed_rows_are_halved_down_to_the_dearest_pair(rm, gold_pairs, capsys)
 
 
 @pytest.mark.slow
-def test_a_repeated_step_draws_the_same_dropout(rm, gold_pairs):
+def test_a_repeated_step_draws_the_same_dropout(rm, stepper_of):
     """Memory fails in the last micro-batch of a step, when the others have drawn."""
     for layer in rm.model.model.layers:
         layer.self_attn.attention_dropout = 0.3
@@ -97,7 +89,7 @@ def test_a_repeated_step_draws_the_same_dropout(rm, gold_pairs):
     outcomes = []
     budget = LARGE // 2
     for model in (rm, other):
-        stepper = make_stepper(model, gold_pairs, token_budget=budget)
+        stepper = stepper_of(model, token_budget=budget)
         last = len(stepper.feed[0][1])
         assert last > 1
         limit_memory(model.model, 0 if model is rm else LARGE, calls={last})
@@ -110,21 +102,21 @@ def test_a_repeated_step_draws_the_same_dropout(rm, gold_pairs):
 
 
 @pytest.mark.slow
-def test_memory_failing_in_the_second_pass_of_sam_restores_the_weights(rm, gold_pairs):
+def test_memory_failing_in_the_second_pass_of_sam_restores_the_weights(rm, stepper_of):
     other = copy.deepcopy(rm)
-    stepper = make_stepper(rm, gold_pairs, optimizer="sam")
+    stepper = stepper_of(rm, optimizer="sam")
     passes = len(stepper.feed[0][1])
     seen = limit_memory(rm.model, 0, calls={passes + 1})  # the first micro-batch at the perturbed weights
     result = run_steps(stepper, 1)
     assert stepper.token_budget <= LARGE // 2
     assert len(seen) > 2 * passes
-    again = make_stepper(other, gold_pairs, optimizer="sam", token_budget=stepper.token_budget)
+    again = stepper_of(other, optimizer="sam", token_budget=stepper.token_budget)
     assert result == run_steps(again, 1)
     assert all(torch.equal(value, rm.model.state_dict()[name]) for name, value in other.model.state_dict().items())
 
 
-def test_where_single_pairs_do_not_fit_it_says_what_to_do(rm, gold_pairs):
-    stepper = make_stepper(rm, gold_pairs)
+def test_where_single_pairs_do_not_fit_it_says_what_to_do(rm, stepper_of):
+    stepper = stepper_of(rm)
     longest = max(pair.num_tokens for pair in stepper.feed.pairs)
     seen = limit_memory(rm.model, 1)
     with pytest.raises(TrainingError, match=f"one pair needs up to {2 * longest} .*max_seq_len"):
@@ -133,9 +125,9 @@ def test_where_single_pairs_do_not_fit_it_says_what_to_do(rm, gold_pairs):
     assert seen[-1] <= 2 * longest
 
 
-def test_an_update_that_runs_out_of_memory_is_not_repeated(rm, gold_pairs):
+def test_an_update_that_runs_out_of_memory_is_not_repeated(rm, stepper_of):
     """Half of the weights may have moved: doing it again would move them twice."""
-    stepper = make_stepper(rm, gold_pairs)
+    stepper = stepper_of(rm)
     calls = []
 
     def fail(**_):
