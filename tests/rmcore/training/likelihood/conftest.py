@@ -6,20 +6,7 @@ import pytest
 
 from rmcore.data.observation import Observation
 
-WORDS = [
-    "river",
-    "stone",
-    "lamp",
-    "orchard",
-    "copper",
-    "window",
-    "forest",
-    "harbour",
-    "silver",
-    "meadow",
-    "bridge",
-    "candle",
-]
+WORDS = ["river", "stone", "lamp", "farm", "copper", "window", "forest", "port", "silver", "meadow", "bridge", "candle"]
 
 
 def answers(generator: random.Random, number: int) -> tuple[str, ...]:

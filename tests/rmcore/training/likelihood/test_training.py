@@ -5,7 +5,7 @@ import signal
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig
 
 from rmcore.config.model import ModelConfig
 from rmcore.config.pipeline import PipelineConfig
@@ -23,6 +23,7 @@ from rmcore.training.loop import Trainer, make_context
 from rmcore.training.material import Material, attach, make_design, read_likelihood
 from rmcore.training.step import accumulate_gradient
 from rmcore.training.train_mode import training_form
+from tests.support.random_models import hugging_face_rewards
 
 CPU = torch.device("cpu")
 MIXTURE = ("pair", "tie", "ranking", "best", "attributes")
@@ -37,7 +38,7 @@ def make_trainer(folder, observations, *, stop=None, model=None, weights=None, *
     config = TrainConfig(**{**TRAIN, **changes})
     design = make_design(config, observations, weights)
     rm = BradleyTerryRM.new(
-        ModelConfig.model_validate({"name": "tiny", "max_seq_len": 96} | (model or {})), seed=0, device=CPU
+        ModelConfig.model_validate({"name": "tiny-small", "max_seq_len": 96} | (model or {})), seed=0, device=CPU
     )
     attach(rm, design)
     place = folder / "tokens"
@@ -58,46 +59,44 @@ def make_trainer(folder, observations, *, stop=None, model=None, weights=None, *
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [{}, {"lora": {}}], ids=["full", "lora"])
-def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(observations_of, tmp_path, model) -> None:
-    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), model=model)
+@pytest.mark.parametrize(
+    ("model", "given", "weights"),
+    [
+        ({}, {"helpfulness": 1.0, "length": -0.5, "safe": 0.25}, {"helpfulness": 1.0, "length": -0.5, "safe": 0.25}),
+        ({"lora": {}}, None, {"helpfulness": 1.0, "length": 0.0, "safe": 0.0}),
+    ],
+    ids=["full", "lora"],
+)
+def test_a_checkpoint_is_a_plain_reward_model_with_its_likelihood_beside_it(
+    observations_of, tmp_path, model, given, weights
+) -> None:
+    """Its attributes, weighed as given, sum to its reward."""
+    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), model=model, weights=given)
     before = {name: one.clone() for name, one in trainer.rm.model.named_parameters() if "likelihood." in name}
     result = trainer.run()
     assert result.num_steps == TRAIN["steps"]
     after = dict(trainer.rm.model.named_parameters())
     assert all(not torch.equal(one, after[name]) for name, one in before.items())
     best = tmp_path / "out" / "step_6"
-    plain = AutoModelForSequenceClassification.from_pretrained(best)
-    assert plain.config.num_labels == 1
+    assert AutoConfig.from_pretrained(best).num_labels == 1
     rm = BradleyTerryRM.from_pretrained(best, device="cpu")
     sides = rm.renderer.tokenize_sides([(pair.prompt, pair.chosen) for pair in HELD_OUT])
-    by_transformers = [float(plain(torch.tensor([side.ids])).logits[0, 0].detach()) for side in sides]
+    by_transformers = hugging_face_rewards(best, sides)
     np.testing.assert_allclose(rm.score_sides(sides), by_transformers, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(trainer.rm.score_sides(sides), by_transformers, rtol=1e-4, atol=1e-5)
     likelihood = read_likelihood(best)
     assert likelihood is not None
     assert len(likelihood.design.tie_odds) == 2
-    weights = read_attributes(best)
-    assert weights == pytest.approx({"helpfulness": 1.0, "length": 0.0, "safe": 0.0})
+    assert read_attributes(best) == pytest.approx(weights)
+    if given is not None:
+        assert load_attributes(rm.model, best) == weights
+        outputs = rm.score_outputs(sides)
+        np.testing.assert_allclose(outputs[:, 0], by_transformers, rtol=1e-4, atol=1e-5)
+        combined = outputs[:, 1:] @ np.array(list(weights.values()))
+        np.testing.assert_allclose(combined, by_transformers, rtol=1e-4, atol=1e-5)
     if model:
         adapter = BradleyTerryRM.from_pretrained(best / "adapter", device="cpu")
         np.testing.assert_allclose(adapter.score_sides(sides), by_transformers, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_attributes_of_a_checkpoint_sum_to_its_reward(observations_of, tmp_path) -> None:
-    given = {"helpfulness": 1.0, "length": -0.5, "safe": 0.25}
-    trainer = make_trainer(tmp_path, observations_of(60, kinds=MIXTURE), weights=given)
-    trainer.run()
-    best = tmp_path / "out" / "step_6"
-    rm = BradleyTerryRM.from_pretrained(best, device="cpu")
-    sides = rm.renderer.tokenize_sides([(pair.prompt, pair.chosen) for pair in HELD_OUT])
-    rewards = rm.score_sides(sides)
-    weights = load_attributes(rm.model, best)
-    assert weights == read_attributes(best) == given
-    outputs = rm.score_outputs(sides)
-    np.testing.assert_allclose(outputs[:, 0], rewards, rtol=1e-4, atol=1e-5)
-    np.testing.assert_allclose(outputs[:, 1:] @ np.array(list(weights.values())), rewards, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow
