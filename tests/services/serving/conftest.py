@@ -22,10 +22,7 @@ def server(vllm, checkpoint, tmp_path_factory):
     door = HttpSettings(token=world.TOKEN, max_body_bytes=2**20, max_pending_rows=600, protocols=("openrlhf", "slime"))
     settings = ServeSettings(str(checkpoint), port=0, vllm=vllm, weights_folder=place / "weights", http=door)
     log = place / "server.log"
-    starting = pytest.MonkeyPatch()
-    starting.delenv("VLLM_ENABLE_V1_MULTIPROCESSING")  # as users have it
     with RewardServer(settings, log=log) as running:
-        starting.undo()
         yield running
         said = log.stat().st_size
     ending = log.read_bytes()[said:].decode()

@@ -30,8 +30,9 @@ pytestmark = pytest.mark.services
 
 @pytest.mark.night
 def test_an_adapter_is_served_with_its_base_also_in_bf16_and_a_killed_program_leaves_nothing(
-    vllm, checkpoint, tmp_path
+    vllm, checkpoint, tmp_path, monkeypatch
 ):
+    monkeypatch.delenv("VLLM_ENABLE_V1_MULTIPROCESSING")  # as users have it
     rm = BradleyTerryRM.from_pretrained(checkpoint, device="cpu")
     without = world.expected(rm)
     rm.add_lora(make_lora_config(LoraSettings(rank=4)), seed=3)
