@@ -238,26 +238,18 @@ def test_nothing_is_asked_twice_by_this_object_or_the_next(tmp_path):
         assert os.environ["OPENAI_API_KEY"] not in first.answers.file.read_text()
 
 
-def test_a_line_that_a_kill_has_cut_is_asked_again_and_costs_no_other(tmp_path):
+def test_stored_lines_that_are_cut_or_of_another_form_are_asked_again_and_cost_no_other(tmp_path, capsys):
     with judge_server(lambda one: "1") as server:
         first = endpoint(server, tmp_path)
         first.ask(questions(3))
-        whole = first.answers.file.read_bytes()
-        first.answers.file.write_bytes(whole[:-20])
+        file = first.answers.file
+        file.write_bytes(b'{"key": "k", "text": "1"}\n[1]\n2\n' + file.read_bytes()[:-20])
         endpoint(server, tmp_path).ask(questions(4))
         assert len(server.asked) == 5
-        endpoint(server, tmp_path).ask(questions(4))
-        assert len(server.asked) == 5
-
-
-def test_stored_lines_of_another_form_are_counted_and_asked_again(tmp_path, capsys):
-    with judge_server(lambda one: "1") as server:
-        file = endpoint(server, tmp_path).answers.file
-        file.write_text('{"key": "k", "text": "1"}\n[1]\n2\n{"cut')
-        endpoint(server, tmp_path).ask(questions(1))
         said = capsys.readouterr().err
         assert said.count("3 lines of") == said.count("note:") == 1
-        assert len(server.asked) == 1
+        endpoint(server, tmp_path).ask(questions(4))
+        assert len(server.asked) == 5
 
 
 @pytest.mark.slow
