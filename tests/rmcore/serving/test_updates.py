@@ -15,7 +15,7 @@ import transformers as hf
 from safetensors.torch import load_file, save_file
 
 from machine import largest_file
-from rmcore.core.errors import ModelError, RequestError, StoreError
+from rmcore.core.errors import ModelError, RequestError, ServingError, StoreError
 from rmcore.core.files import file_digest
 from rmcore.models.seal import PREFERENCE_FILE, read_beta
 from rmcore.models.weight_files import INDEX_FILE, WEIGHTS_FILE
@@ -310,3 +310,16 @@ def test_what_a_killed_server_left_goes_when_the_next_one_makes_a_folder_of_its_
         assert hidden in place.parents
         assert hidden.stat().st_mode & 0o077 == 0
     assert not [*temporary.iterdir()]
+
+
+def test_a_weights_folder_has_one_server_and_nothing_of_an_earlier_one(tmp_path):
+    settings = ServeSettings("out/best", weights_folder=tmp_path)
+    for left in ("served-000004", "update-ab", "notes"):
+        (tmp_path / left).mkdir()
+        os.utime(tmp_path / left, (0, 0))
+    with _weights_folder(settings) as place:
+        assert [path.name for path in place.iterdir() if path.is_dir()] == ["notes"]
+        (place / "served-000001").mkdir()
+        with pytest.raises(ServingError, match="another reward server"), _weights_folder(settings):
+            pass
+        assert (place / "served-000001").is_dir()

@@ -1,29 +1,24 @@
 """What becomes of a server whose parts die, and what is refused before it starts."""
 
 import asyncio
-import json
 import os
-import shutil
 import signal
-from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 import serving_world as world
 import small_vllm
 from machine import PATIENCE_S
 from rmcore.config.model import LoraSettings, ModelConfig
-from rmcore.core.errors import ConfigError, ModelError, ServingError
+from rmcore.core.errors import ConfigError, ServingError
 from rmcore.core.processes import runs
 from rmcore.models.lora import make_lora_config
 from rmcore.models.reward_model import BradleyTerryRM
-from rmcore.models.seal import write_seal
 from rmcore.serving.parity import BF16_TOLERANCE
-from rmcore.serving.server import LOG_FILE, RewardServer, ServeSettings, serve
+from rmcore.serving.server import RewardServer, ServeSettings, serve
 
 pytestmark = pytest.mark.services
 
@@ -61,20 +56,6 @@ def test_an_adapter_is_served_with_its_base_also_in_bf16_and_a_killed_program_le
 def serve_here(settings):
     """What the server's process does, in this one, which has imported everything: for what is refused at once."""
     asyncio.run(serve(settings, lambda address: pytest.fail(f"it serves at {address}")))
-
-
-def test_a_model_with_two_labels_is_refused_before_vllm_starts(vllm, checkpoint, tmp_path):
-    folder = tmp_path / "two"
-    shutil.copytree(checkpoint, folder)
-    config = json.loads((folder / "config.json").read_text())
-    config["id2label"], config["label2id"] = {"0": "bad", "1": "good"}, {"bad": 0, "good": 1}
-    (folder / "config.json").write_text(json.dumps(config))
-    weights = load_file(folder / "model.safetensors")
-    weights["score.weight"] = weights["score.weight"].repeat(2, 1)
-    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    write_seal(folder)
-    with pytest.raises(ModelError, match="label"):
-        serve_here(ServeSettings(str(folder), port=0, vllm=vllm))
 
 
 def program(path: Path, script: str) -> str:
@@ -119,39 +100,6 @@ def test_a_vllm_that_does_not_start_is_quoted_and_what_a_rendering_function_prin
         RewardServer(settings, log=log).__enter__()
     assert "at its import" in log.read_text()
     assert "in a call" in log.read_text()
-
-
-def test_a_weights_folder_serves_again_without_what_an_earlier_server_left(checkpoint, tmp_path):
-    place = tmp_path / "weights"
-    for left in ("served-000004", "update-ab", "notes"):
-        (place / left).mkdir(parents=True)
-        os.utime(place / left, (0, 0))
-    failing = program(tmp_path / "python", "exit 7")
-    settings = ServeSettings(str(checkpoint), port=0, vllm=failing, weights_folder=place)
-    for _ in range(2):
-        with pytest.raises(ServingError, match="status 7 while it started"):
-            serve_here(settings)
-        assert sorted(path.name for path in place.iterdir() if path.is_dir()) == ["notes", "served-000001"]
-
-
-def test_a_weights_folder_has_one_server_and_the_next_is_refused_before_it_loads_a_model(checkpoint, tmp_path):
-    place = tmp_path / "weights"
-    silent = program(tmp_path / "sleeper", "exec sleep 600")
-    settings = ServeSettings(str(checkpoint), port=0, vllm=silent, weights_folder=place)
-
-    async def two():
-        done = asyncio.Event()
-        first = asyncio.create_task(serve(settings, pytest.fail, until=done.wait))
-        async with asyncio.timeout(PATIENCE_S):
-            while not (place / LOG_FILE).exists():
-                await asyncio.sleep(0.05)
-        with pytest.raises(ServingError, match="another reward server"):
-            await serve(replace(settings, checkpoint="/no/such/checkpoint"), pytest.fail)
-        assert (place / "served-000001").is_dir()
-        done.set()
-        await first
-
-    asyncio.run(two())
 
 
 def test_a_vllm_that_is_not_there_is_said_before_anything_is_loaded(checkpoint):
