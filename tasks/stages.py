@@ -5,8 +5,8 @@ damaged. Prefect's own policies would not do: equal inputs collide between tasks
 it imports, and a cached result is not looked at again.
 """
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -68,12 +68,6 @@ def run_stage(
     def store_key(context: TaskRunContext, parameters: dict[str, Any]) -> str:
         return key
 
-    def work() -> ArtifactRef:
-        with _told(on_interrupt), waiting() as wait:
-            ref, here = execute(store, stage, follow, before, get_run_logger().info, run=run, wait=wait)
-        ran.append(here)
-        return ref
-
     @task(
         name=name,
         cache_key_fn=store_key,
@@ -83,7 +77,14 @@ def run_stage(
         task_run_name=(label or name).replace("{", "{{").replace("}", "}}"),
     )
     def stage_task() -> str:
-        return work().path
+        try:
+            with waiting() as wait:
+                ref, here = execute(store, stage, follow, before, get_run_logger().info, run=run, wait=wait)
+        except (KeyboardInterrupt, TerminationSignal):
+            on_interrupt()
+            raise
+        ran.append(here)
+        return ref.path
 
     handed = stage_task(wait_for=[run.handed for run in after])
     damage = status.damage if any(ran) else ""
@@ -112,12 +113,3 @@ def run_step(name: str, work: Callable[[], Found], after: Iterable[Any]) -> Step
 
     handed = step_task(wait_for=list(after))
     return Step(found[0], handed)
-
-
-@contextmanager
-def _told(on_interrupt: Callable[[], None]) -> Iterator[None]:
-    try:
-        yield
-    except (KeyboardInterrupt, TerminationSignal):
-        on_interrupt()
-        raise
