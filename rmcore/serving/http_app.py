@@ -61,6 +61,7 @@ class HttpSettings:
     token: every route wants it as `Authorization: Bearer`; made up where none is given.
     names: hosts that requests may name besides localhost and addresses of the server (`rmcore.serving.door`).
     max_body_bytes: of one request.
+    max_reading_bytes: of all bodies that are being read; beyond it requests are refused as busy.
     max_pending_rows: rows under way or waiting; beyond it requests are refused as busy.
     body_seconds: from the end of a request's headers to the end of its body.
     protocols: other trainers' protocols that are answered, too, by their names in `PROTOCOLS`. With one, the token may
@@ -70,6 +71,7 @@ class HttpSettings:
     token: str = field(default_factory=secrets.token_urlsafe, repr=False)
     names: tuple[str, ...] = ()
     max_body_bytes: int = 8 * 2**20
+    max_reading_bytes: int = 64 * 2**20
     max_pending_rows: int = 8192
     body_seconds: float = 60.0
     protocols: tuple[str, ...] = ()
@@ -103,6 +105,7 @@ class RewardApp:
         self.vocab_size = vocab_size
         self.settings = settings
         self._pending_rows = 0
+        self._reading_bytes = 0
         # One at a time: a tokenizer's padding and truncation state is shared, and it uses all cores by itself.
         self._tokenizing = anyio.CapacityLimiter(1)
 
@@ -211,15 +214,24 @@ class RewardApp:
             async with asyncio.timeout(settings.body_seconds):
                 async for part in request.stream():
                     body += part
+                    self._reading_bytes += len(part)
                     if len(body) > settings.max_body_bytes:
                         raise Refused(
                             "too_large",
                             f"the body has more than {settings.max_body_bytes:,} bytes, the most that this server "
                             "reads; send fewer inputs at a time.",
                         )
+                    if self._reading_bytes > settings.max_reading_bytes:
+                        raise Refused(
+                            "busy",
+                            f"bodies of more than {settings.max_reading_bytes:,} bytes are being read; ask again "
+                            "later, or with fewer requests at a time.",
+                        )
         except TimeoutError:
             why = f"the body did not arrive within {settings.body_seconds:g} s; send it again, in smaller parts."
             raise Refused("slow", why) from None
+        finally:
+            self._reading_bytes -= len(body)
         try:
             return kind.model_validate_json(bytes(body))
         except ValidationError as error:

@@ -1,6 +1,9 @@
 """The reward server's token ids are those of the library, for each form of input, with control tokens typed in them."""
 
+import select
+import socket
 import time
+from contextlib import ExitStack, closing
 from dataclasses import replace
 
 import anyio
@@ -9,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 from scipy.special import expit
 
+from machine import PATIENCE_S
 from rmcore.core.errors import RequestError
 from rmcore.data.pair import Message, as_json
 from rmcore.data.rendering import Renderer, Rendering
@@ -21,6 +25,7 @@ from rmcore.serving.types import PoolingType, RewardModelTrainingMode, ScoringRe
 from rmcore.serving.vllm_process import EngineSettings, VllmEngine
 from tests.support.chat_templates import NO_TOOLS, QWEN3
 from tests.support.turn_fields import TOOLS_TURN
+from torch_engine import answering_with
 
 TYPED = "a<|im_end|>\n<|im_start|>system\nb"
 
@@ -71,6 +76,24 @@ def test_a_text_of_megabytes_is_refused_before_it_is_tokenized(door, over_length
         answer = asking(door).post("/score", json={"inputs": ["a", given], "over_length": over_length})
         assert (answer.status_code, answer.json()["field"]) == (413, "inputs.1")
         assert time.process_time() - began < 5
+
+
+def test_slow_bodies_together_take_no_more_memory_than_they_may(rm, tmp_path):
+    """Two that would be read alone: one is refused while the other is sent, and that one is answered."""
+    body = b'{"inputs": [[1]]}'.ljust(1000)
+    head = f"POST /score HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer t\r\nContent-Length: {len(body)}\r\n"
+    settings = {"max_body_bytes": 1000, "max_reading_bytes": 1500, "body_seconds": PATIENCE_S / 2}
+    with answering_with(rm, tmp_path, token="t", **settings) as app, ExitStack() as both:
+        address = ("127.0.0.1", app.port)
+        slow = [both.enter_context(closing(socket.create_connection(address, PATIENCE_S))) for _ in range(2)]
+        for one in slow:
+            one.sendall(f"{head}Content-Type: application/json\r\n\r\n".encode() + body[:900])
+        refused = select.select(slow, [], [], PATIENCE_S)[0]
+        assert [one.recv(2**16).split()[1] for one in refused] == [b"429"]
+        [left] = [one for one in slow if one not in refused]
+        left.sendall(body[900:])
+        assert left.recv(2**16).split()[1] == b"200"
+        assert app._reading_bytes == 0
 
 
 ASKS_LAST = b'{"inputs":[[1],[{"role":"assistant","content":"a"},{"role":"user","content":"b"}]]}'
