@@ -113,7 +113,8 @@ def read_record(path: Path) -> RunRecord:
     except (OSError, ValidationError) as error:
         reason = str(error).replace("\n", " ")[:300]
         raise DataError(
-            f"{path} is not a run record ({reason}): it was edited or cut short, so this run cannot be sent to MLflow. "
+            f"{path} is not a run record ({reason}): it was edited, cut short, or "
+            "written by another version of this package, so this run cannot be sent to MLflow. "
             "Its metrics are still in the store; remove the file."
         ) from error
 

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rmcore.config.pipeline import PipelineConfig
+from rmcore.core.errors import StoreError
 from rmcore.core.processes import this_process
 from tasks.comparison_view import ADDRESS_PARAMETER, comparison_url
 from tasks.home import MLFLOW_PORT, home, tracking_address
@@ -111,8 +112,11 @@ class RunTracker:
         Works the same for an artifact that was found in the store.
 
         Raises:
+            StoreError: there is no such folder.
             DataError: its numbers are damaged.
         """
+        if not folder.is_dir():  # here and not in the thread, which would take it for an outage of MLflow
+            raise StoreError(f"{folder} does not exist: it was never written, or was removed. Run the stage again.")
         read_numbers(folder, stage)  # what is damaged ends the run here rather than in the thread
         self.tell(folders={str(folder.resolve()): stage})
 

@@ -120,8 +120,9 @@ class AnswersFile:
             try:
                 row = json.loads(line)
                 key, served = row.pop("key"), row.pop("served")
-                self.known[key] = Reply(**row)
+                reply = Reply(**row)
                 self.servers[served] += 1
+                self.known[key] = reply
             except ValueError:  # cut by a crash
                 continue
             except (AttributeError, TypeError, KeyError):

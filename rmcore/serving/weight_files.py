@@ -159,7 +159,7 @@ def folder_digest(folder: Path) -> str:
 
 
 def write_index(folder: Path, files: Iterable[str]) -> None:
-    """Write the index of a folder's safetensors files, as save_pretrained does."""
+    """Write the index of a folder's safetensors files."""
     places = {name: file for file in files for name in read_header(folder / file)}
     index = {"metadata": {}, "weight_map": dict(sorted(places.items()))}
     (folder / INDEX_FILE).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")

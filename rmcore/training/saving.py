@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -164,7 +164,10 @@ class CheckpointWriter:
 
 
 def trainings_here() -> int:
-    """Count the trainings on this machine that copy their states, at least this one; others are seen on Linux alone."""
+    """Count the trainings that copy their states and share this process's network namespace, at least this one.
+
+    Those in other containers are not seen, nor any outside Linux: give each container a limit of memory of its own.
+    """
     try:
         lines = Path("/proc/net/unix").read_text(errors="replace").splitlines()
     except OSError:  # not Linux
@@ -213,18 +216,21 @@ class StateSaver:
         self._due = time.monotonic() + every_seconds
         self._thread = ThreadPoolExecutor(1, "state")
         self._writing: Future[None] | None = None
-        self._name = socket.socket(socket.AF_UNIX)
+        self._name: socket.socket | None = None
         self._copy: dict[str, Tensor] = {}  # kept from state to state: fresh memory costs more than the copying
         self._is_left = self._has_told = self._is_rarer = False
 
     def __enter__(self) -> Self:
         if self.ranks.world == 1 and sys.platform == "linux":  # of several processes none copies
-            self._name.bind(f"\0{NAME}{secrets.token_hex(8)}")
+            with suppress(OSError):  # where a sandbox allows no such socket, others do not count this training
+                self._name = socket.socket(socket.AF_UNIX)
+                self._name.bind(f"\0{NAME}{secrets.token_hex(8)}")
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the state that is being written; one that a second Ctrl-C leaves behind ends with its next file."""
-        self._name.close()
+        if self._name is not None:
+            self._name.close()
         self._is_left = kind is not None and issubclass(kind, KeyboardInterrupt)
         self._thread.shutdown(wait=False)
         try:

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 WORDS = ("tea", "zwölf", "中文", "🙂", *map(chr, b"\"',;\\\t\n<%#{"), "\u2028", "\u200b")
+MOST_DROPPED = 3
 FEW = 8
 """Characters of one text by which a damage of a byte, or of three, may change it."""
 
@@ -43,8 +44,10 @@ def one(draw: random.Random, place: Path) -> str:
     content = _encode(_LAYOUTS[layout](pairs, draw), kind, draw, plain=damaged)
     if gzipped:
         content = gzip.compress(content)
+    spot = draw.randrange(len(content))
+    hits_a_digit = damaged and any(48 <= byte <= 57 for byte in content[spot : spot + MOST_DROPPED])
     if damaged:
-        content = _damage(content, draw)
+        content = _damage(content, spot, draw)
     file = place / f"{layout}.{kind}{'.gz' if gzipped else ''}"
     file.write_bytes(content)
     try:
@@ -58,7 +61,7 @@ def one(draw: random.Random, place: Path) -> str:
     found = [(_text(pair.prompt), str(pair.chosen), str(pair.rejected)) for pair in loaded.pairs]
     if not damaged and found != pairs:
         raise SilentDifference(f"{file.name} is whole, and gives {len(found)} pairs that are not its {len(pairs)}")
-    turned = [(prompt, no, yes) for prompt, yes, no in pairs] if layout == "ranked" else []
+    turned = [(prompt, no, yes) for prompt, yes, no in pairs] if layout == "ranked" and hits_a_digit else []
     unknown = [pair for pair in found if pair not in pairs]
     if len(unknown) > (0 if gzipped else 1) or not all(_is_near(one, pairs + turned) for one in unknown):
         raise SilentDifference(f"{file.name}: {len(unknown)} pairs were never written, such as {unknown[0]!r:.300}")
@@ -144,12 +147,11 @@ def _encode(rows: list[dict], kind: str, draw: random.Random, *, plain: bool) ->
     return mark + text.encode()
 
 
-def _damage(content: bytes, draw: random.Random) -> bytes:
-    """One damage in one place."""
-    spot = draw.randrange(len(content))
+def _damage(content: bytes, spot: int, draw: random.Random) -> bytes:
+    """One damage at a place."""
     after = {
         "flip": bytes([content[spot] ^ 1 << draw.randrange(8)]) + content[spot + 1 :],
-        "drop": content[spot + draw.randint(1, 3) :],
+        "drop": content[spot + draw.randint(1, MOST_DROPPED) :],
         "insert": draw.choice((b'"', b"\n", b"\\", b",", b"{", b"}", b"\x00", b"\xff", b"]")) + content[spot:],
         "cut": b"",
     }

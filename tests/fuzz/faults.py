@@ -94,7 +94,7 @@ def _cases(name: str) -> list[tuple[str, str, int]]:
 
 
 def _case(number: int) -> tuple[str, str, int]:
-    """Scenario, fault and change of a number; whole runs come last."""
+    """Scenario, fault and change of a number; whole runs come last, the first of which makes what they begin with."""
     if number < len(_short_cases()):
         return _short_cases()[number]
     runs = random.Random(0).sample(_cases("run"), WHOLE_RUNS)  # noqa: S311 - to be repeated

@@ -46,6 +46,7 @@ def main() -> int:
     logging.disable()
     terminal = os.dup(2)
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # what libraries warn of: a finding is told by its own line
+    sys.stderr = os.fdopen(terminal, "w", closefd=False)
     faulthandler.enable(file=terminal)
     num_findings = 0
     print(f"{'kind':<12}" + "".join(f"{name:>11}" for name in COLUMNS))
@@ -68,6 +69,8 @@ def _fuzz(kind: str, chosen: argparse.Namespace, terminal: int) -> list[str]:
         place, began = chosen.keep.resolve() / f"{kind}-{chosen.seed}" / str(number), time.monotonic()
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
+        again = f"--only {kind} --seed {chosen.seed} --first {number} --count 1"
+        (place / "finding.txt").write_text(f"ended with the program, or took {LIMIT_S} s: {again}\n", encoding="utf-8")
         faulthandler.dump_traceback_later(LIMIT_S, exit=True, file=terminal)
         draw, said = random.Random(f"{kind} {chosen.seed} {number}"), ""  # noqa: S311 - to be repeated
         try:
@@ -83,7 +86,6 @@ def _fuzz(kind: str, chosen: argparse.Namespace, terminal: int) -> list[str]:
             shutil.rmtree(place)
             continue
         (place / "finding.txt").write_text(said, encoding="utf-8")
-        again = f"--only {kind} --seed {chosen.seed} --first {number} --count 1"
         findings.append(f"{outcome}: {said.strip().splitlines()[-1][:300]}\n    {place}; again: {again}")
     counts = "".join(f"{outcomes[name]:>11}" for name in COLUMNS[1:-1])
     print(f"{kind:<12}{count:>11}{counts}{slowest:>9.1f} s")

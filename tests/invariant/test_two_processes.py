@@ -51,6 +51,7 @@ def run(folder, processes, stop_at=0, fails=False, hosts=None, **changes):
 
 def _status(process):
     process.join(PATIENCE_S)
+    assert process.exitcode is not None, "it still runs"
     return process.exitcode
 
 

@@ -92,12 +92,14 @@ def read_mutants() -> list[Mutant]:
 
 @contextmanager
 def copy_of_tree() -> Iterator[Path]:
-    """A copy of the tree as it is now, with its bytecode; the environments are linked."""
+    """A copy of the files that git tracks, as they are now; the environments are linked."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as scratch:
         copy = Path(scratch).resolve() / "copy"
-        # Not what other programs write meanwhile.
-        left_out = shutil.ignore_patterns(".git", ".venv*", "build", ".*_cache", "*.pyc.*")
-        shutil.copytree(ROOT, copy, ignore=left_out)
+        listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+        for name in filter(None, listed.split("\0")):
+            if (ROOT / name).is_file():
+                (copy / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, copy / name)
         for environment in ROOT.glob(".venv*"):
             (copy / environment.name).symlink_to(environment.resolve())
         yield copy

@@ -14,7 +14,7 @@ import pytest
 
 from flows import pipeline
 from machine import largest_file, wait_for
-from rmcore.core.errors import DataError, ServiceError
+from rmcore.core.errors import DataError, ServiceError, StoreError
 from rmcore.core.tracking import METRICS_FILE, JsonlTracker
 from tasks import home as home_module
 from tasks import tracking
@@ -326,6 +326,13 @@ def pretend_gpu(monkeypatch):
     for name, value in told.items():
         monkeypatch.setattr(pynvml, f"nvml{name}", lambda *_, value=value: value)
     monkeypatch.setattr(pynvml, "nvmlDeviceGetPowerUsage", no_power)
+
+
+def test_a_missing_artifact_is_an_error_not_an_outage(home, tmp_path):
+    with pytest.raises(StoreError, match="does not exist"), start() as tracker:
+        tracker.log_artifact_folder(tmp_path / "nowhere", "train")
+    assert only_run(connect(os.environ["MLFLOW_TRACKING_URI"])).info.status == "FAILED"
+    assert not tracker.pending
 
 
 def test_the_machine_is_watched_until_the_end_and_an_outage_is_told_once(home, server, monkeypatch, caplog):

@@ -199,3 +199,9 @@ def test_what_is_direct_already_stays_so(monkeypatch):
         *("127.0.0.1", "localhost", "::1", "10.0.0.5"),
     ]
     assert os.environ["no_proxy"] == "127.0.0.1,localhost,::1,10.0.0.5"
+
+
+def test_a_home_that_cannot_be_made_is_a_clear_error(tmp_path):
+    (tmp_path / "home").write_text("a file is in the way")
+    with pytest.raises(ConfigError, match=r"RM_OPT_HOME is .*, which cannot be made"):
+        make_home(tmp_path / "home" / "below")

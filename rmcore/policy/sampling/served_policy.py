@@ -236,9 +236,10 @@ def _probe_ids(policy: Policy, max_seq_len: int) -> list[int]:
 def _place_for(weights: Path) -> AbstractContextManager[Path]:
     """A folder that only this user may enter, in memory where there is room.
 
-    What killed processes left there is removed: it would stay until the machine is switched off.
+    What killed processes left in memory or on the disk is removed: it would stay until the machine is switched off.
     """
-    remove_abandoned(IN_MEMORY, lambda name: name == NAME)
+    for place in (IN_MEMORY, Path(tempfile.gettempdir())):
+        remove_abandoned(place, lambda name: name == NAME)
     size = sum(path.stat().st_size for path in weights.glob("*.safetensors"))
     has_room = os.access(IN_MEMORY, os.W_OK) and shutil.disk_usage(IN_MEMORY).free > TIMES_THE_WEIGHTS * size
     return private_folder((IN_MEMORY if has_room else Path(tempfile.gettempdir())) / NAME)

@@ -1,6 +1,7 @@
 """Files and folders that are there whole or as they were before."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +21,7 @@ from rmcore.core.files import (
     append_json_lines,
     atomic_file,
     atomic_folder,
+    exclusive,
     read_json_lines,
     write_json,
     write_json_lines,
@@ -29,6 +31,11 @@ from rmcore.core.files import (
 
 def names(folder):
     return sorted(path.name for path in folder.iterdir())
+
+
+def test_who_has_a_lock_has_it_alone(tmp_path):
+    with exclusive(tmp_path / "lock"), (tmp_path / "lock").open("a") as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
 def test_a_record_that_does_not_fit_the_disk_leaves_the_one_before(tmp_path):

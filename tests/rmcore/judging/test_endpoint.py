@@ -22,7 +22,8 @@ PRICES = {"price_read": 10, "price_written": 50}
 
 BAD_ADDRESSES = (
     *("openai:model", "openai:@http://x/v1", "model@http://x/v1", "openai:m@ftp://x", "openai:m@ftp://me:hidden@x/v1"),
-    *("openai:m@http://[::1/v1", "openai:m@https://x:hidden@y:99999/v1", "openai:m@http://me:hidden@x/v1"),
+    *("openai:m@http://x:99999/v1", "openai:m@http://[::1/v1"),
+    *("openai:m@https://x:hidden@y:99999/v1", "openai:m@http://me:hidden@x/v1"),
     *("openai:m@https://x/v1?hidden", "openai:m@https://x/v1#hidden", "openai:m@https://hidden@x/v1"),
 )
 

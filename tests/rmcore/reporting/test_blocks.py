@@ -41,6 +41,11 @@ def test_figures_stand_in_their_place_once_and_those_not_drawn_are_not_named(tmp
     assert "not drawn" not in page
 
 
+def test_a_long_list_is_cut_and_says_so():
+    (cut,) = record_blocks({"rows": [{"a": index} for index in range(1200)]}, "t")
+    assert (cut.title, len(cut.tables[0].rows)) == ("rows (the first 50 of 1,200)", 50)
+
+
 TEXT = st.text(alphabet="ab <>&\"'`*_[](){}#|~!\\-+=.1)", min_size=1, max_size=20).map(lambda text: f"x{text}x")
 FEW = st.lists(TEXT, max_size=2)
 

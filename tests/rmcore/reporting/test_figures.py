@@ -32,6 +32,12 @@ def title_of(figure) -> str:
     return figure.get_suptitle().replace("\n", " ").replace("\u00a0", " ")
 
 
+def test_a_series_is_ordered_by_step_and_the_last_row_of_a_step_counts():
+    rows = [{"step": s, "metrics": {"a": v}} for s, v in ((3, 1.0), (1, 2.0), (2, None), (3, 4.0))]
+    steps, values = series(rows, "a")
+    assert (steps.tolist(), values.tolist()) == ([1, 3], [2.0, 4.0])
+
+
 def test_training_panels_are_labelled_hold_all_points_and_mark_the_best_step():
     figure = training_curves_figure(history(), best_step=400)
     labels = [

@@ -109,3 +109,11 @@ def test_the_verdict_on_a_policy_names_its_rung_and_follows_from_its_checks(repo
     assert told.startswith(f"# {served['verdict']['headline']}".replace("_", r"\_"))
     assert f"{gain['value']:.3f} ({gain['ci_low']:.3f} to {gain['ci_high']:.3f})" in told
     assert r"| Sort \| these numbers. | 1, 2 \<b\> | (an empty answer) | +0.31 |" in told
+
+
+def test_looks_are_shown_where_somebody_watched_alone(report_with):
+    heading = "few labels said on the way"
+    assert heading not in report_with(rlhf=make()).section("rlhf")
+    text = report_with(rlhf=make(watched=False)).section("rlhf")
+    assert heading in text
+    assert "the start is kept" in text

@@ -128,6 +128,7 @@ def test_updates_without_end_are_an_error_and_no_mixture(server, ask):
 BAD_ARGUMENTS = [
     *({"address": one} for one in ("", "localhost:80", "ftp://h", "http://", "http://h?x=1", "http://h:x")),
     *({"address": "http://u:secret@h"}, {"batch_size": 0}, {"batch_size": 5000}, {"timeout_s": float("nan")}),
+    *({"max_concurrency": 0}, {"attempts": 0}),
     *({"token": one} for one in ("", "secret\n", "a secret", "secrét")),
 ]
 

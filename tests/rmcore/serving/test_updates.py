@@ -172,6 +172,7 @@ LIES = {
     "linked file": (lambda f: linked(file_of(f, "score.weight")), "is a link"),
     "linked manifest": (lambda f: linked(f / MANIFEST_FILE), "no plain file"),
     "unknown name": (lambda f: replaced(f, layer__norm=NORM, score__weight=ONES, x__y=torch.ones(1)), "has x.y with"),
+    "missing name": (lambda f: replaced(f, layer__norm=NORM, score__bias=ONES), "has score.bias, score.weight with"),
     "shape": (lambda f: replaced(f, layer__norm=NORM, score__weight=torch.ones(2, 4)), "has score.weight with another"),
     "type": (lambda f: replaced(f, layer__norm=NORM, score__weight=ONES.half()), "has score.weight with another"),
     "another configuration": (lambda f: patched(f / "config.json", lambda b: b'{"a": 1}'), "config.json has sha256"),

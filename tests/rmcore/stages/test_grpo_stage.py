@@ -13,6 +13,7 @@ from label_sheets import fill, rows_of
 from rmcore.config.pipeline import PipelineConfig
 from rmcore.config.rlhf import RlhfConfig, WatchConfig
 from rmcore.core.errors import ConfigError, JudgementsWantedError
+from rmcore.core.tracking import METRICS_FILE
 from rmcore.data.gold.world import gold_reward
 from rmcore.data.table import read_pairs
 from rmcore.policy.grpo.policy_meter import QUANTITIES
@@ -20,6 +21,7 @@ from rmcore.policy.grpo.rlhf_requirements import require_rlhf
 from rmcore.policy.policy import Policy
 from rmcore.stages.order import stage_of
 from single_stage import run_stage
+from tasks.run_record import headline, parse_metric_lines, read_numbers
 
 changed = policy_chain.changed
 RLHF = RlhfConfig(
@@ -68,6 +70,13 @@ def test_the_record_is_that_of_the_rows(folder, record):
     assert (record["rollouts"], record["parity"]) == ("generate", None)
     assert (folder / "figures" / "rlhf.png").is_file()
     assert not list(folder.glob("seed_*"))
+
+
+def test_mlflow_has_the_true_reward_as_a_curve_and_what_was_gained_as_a_number(folder):
+    path = folder / METRICS_FILE
+    rows = parse_metric_lines(path.read_bytes().splitlines(), source=path)
+    assert {"policy/kl", "policy/proxy", "policy/gold"} <= {name for _, values in rows for name in values}
+    assert {"policy/trained_gold", "policy/trained_kl"} <= headline(read_numbers(folder, "grpo"))[0].keys()
 
 
 def test_gold_is_the_gold_worlds_and_prompts_are_held_out(chain, folder):

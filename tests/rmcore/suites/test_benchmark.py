@@ -197,6 +197,9 @@ def test_all_sets_are_scored_in_one_call_and_not_again_in_the_next(sets, checkpo
     assert len(list((tmp_path / "r").glob("*.parquet"))) == 2 * len(FILES)  # it may be another model now
     succeeded(*words, "--dtype", "bfloat16")
     assert json.loads((tmp_path / "a.json").read_text())["dtype"] == "bfloat16"
+    tables = [pd.read_parquet(path) for path in (tmp_path / "r").glob("llmbar*.parquet")]
+    assert len(tables) == 3
+    assert len({table.to_json() for table in tables}) == 2  # bfloat16 rounds
     assert len(list((tmp_path / "r").glob("*.parquet"))) == 3 * len(FILES)
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmcore.suites.measure import difference, measure
+from rmcore.suites.measure import difference, from_table, measure, to_table
 from rmcore.suites.pairwise import JUDGE_BENCH, LLMBAR, MATH_WEIGHT, REWARD_BENCH, REWARD_BENCH_SECTIONS
 from rmcore.suites.question import OVERALL, Question
 from rmcore.suites.sets import SUITES
@@ -25,6 +25,14 @@ def values(suite, questions, rewards):
     """Point scores."""
     found = suite.scores(questions, [np.array(own, dtype=np.float64) for own in rewards])(np.ones((1, len(questions))))
     return {name: float(value[0]) for name, value in found.items()}
+
+
+def test_rewards_survive_their_table():
+    questions = [question("a", "Natural"), question("b", "Natural", 4), question("c", "Natural", 3)]
+    rewards = [np.array([1.0, np.nan]), np.arange(4.0), np.array([0.5, -1.0, 2.0])]
+    for one, other in zip(from_table(questions, to_table(questions, rewards)), rewards, strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert np.flatnonzero(to_table(questions, rewards).is_right).tolist() == [0, 2, 6]
 
 
 @pytest.mark.parametrize(

@@ -101,6 +101,7 @@ def test_places_may_begin_with_the_sign_of_the_home(tmp_path, monkeypatch):
         ({"file": "a\0b"}, [], "there is no file"),
         ({"group": "topic"}, [{"prompt": "p", "chosen": "a", "rejected": "b", "topic": "overall"}], "the score of all"),
         ({"cluster": "id"}, [{"prompt": "p", "chosen": "a", "rejected": "b", "id": ""}], "'id' is missing"),
+        ({"kind": 3}, [], "kind is 3 and no text"),
         ({"colour": "red"}, [], "'colour' is nothing that a set has"),
         ({"name": "../up"}, [], "has other characters than letters"),
         ({"file": "none.jsonl"}, [], "there is no file 'none.jsonl'"),

@@ -15,13 +15,14 @@ from machine import largest_file
 from rmcore.config.train import TrainConfig
 from rmcore.core.errors import StoreError
 from rmcore.training.ranks import ALONE
-from rmcore.training.record import HIGHER_IS_BETTER, Selection
+from rmcore.training.record import Selection
 from rmcore.training.saving import CheckpointWriter, copy_checkpoint, repair_interrupted, save_checkpoint
 
 # Few different values, so that ties occur.
 VALUES = st.lists(
     st.one_of(st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0]), st.just(math.nan), st.just(math.inf)), max_size=12
 )
+HIGHER_IS_BETTER = {"eval/pairwise_accuracy": True, "eval/loss": False, "eval/ece": False}
 SELECTIONS = st.tuples(st.sampled_from(sorted(HIGHER_IS_BETTER)), st.integers(1, 4))
 
 

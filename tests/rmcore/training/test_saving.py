@@ -4,7 +4,7 @@ import itertools
 import os
 import time
 from contextlib import ExitStack, suppress
-from threading import current_thread, main_thread
+from threading import Condition, current_thread, main_thread
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch.utils.data import DataLoader
 
-from machine import largest_file
+from machine import PATIENCE_S, largest_file
 from rmcore.core.errors import StoreError
 from rmcore.training import loop, saving
 from rmcore.training.ranks import ALONE
@@ -30,6 +30,11 @@ def always(monkeypatch):
     monkeypatch.setattr(saving, "COSTS", 0)
 
 
+def number_of(state):
+    """The step of a state's folder."""
+    return int(state.removeprefix("step_"))
+
+
 def is_writing(folder):
     """Whether a state is being written."""
     return any((folder / RESUME_FOLDER).glob(".step_*.tmp"))
@@ -42,17 +47,29 @@ def test_a_state_is_that_of_its_step_bit_for_bit(tmp_path, start, monkeypatch, c
     contexts, live, threads = [], {}, []
     make_context, write_alone = loop.make_context, saving.write_alone
     monkeypatch.setattr(loop, "make_context", lambda *given: contexts.append(make_context(*given)) or contexts[-1])
-    monkeypatch.setattr(saving, "write_alone", lambda *given: threads.append(current_thread()) or write_alone(*given))
+    moved, last = Condition(), 10
+
+    def write(*given):
+        threads.append(current_thread())
+        with moved:
+            begun = max(number_of(state) for state in live)
+            if current_thread() is not main_thread():  # the model is another one by the time of writing
+                moved.wait_for(lambda: max(number_of(state) for state in live) > min(begun, last - 1), PATIENCE_S)
+        return write_alone(*given)
+
+    monkeypatch.setattr(saving, "write_alone", write)
     if not has_room:
         monkeypatch.setattr(saving, "free_bytes", lambda device: 0)
 
     def look(step):
         tensors = collect_state(training.rm.model, contexts[0].optimizer, [random_state(CPU)], np.zeros(0))
-        live[f"step_{step}"] = {name: value.clone() for name, value in tensors.items()}
+        with moved:
+            live[f"step_{step}"] = {name: value.clone() for name, value in tensors.items()}
+            moved.notify_all()
 
     more = {"model": {"lora": {"dropout": 0.3}}} if optimizer == "adamw" else {}
     more |= {"precision": "bf16" if optimizer == "adamw8bit" else "fp32", "optimizer": optimizer}
-    training = start(tmp_path, stop=look, steps=10, eval_every=50, resume_every_seconds=0, **more)
+    training = start(tmp_path, stop=look, steps=last, eval_every=50, resume_every_seconds=0, **more)
     training.run()
     states = list((tmp_path / RESUME_FOLDER).glob("step_*"))
     assert states

@@ -39,7 +39,7 @@ class Finder(PathFinder):
         return spec
 
 
-if "matplotlib.figure" in sys.modules:  # a process that runs mutants is forked from one that has loaded it
+if "matplotlib.figure" in sys.modules:  # an earlier import has loaded it
     exchange(sys.modules["matplotlib.figure"])
 else:
     sys.meta_path.insert(0, Finder)
