@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import sys
 
 import torch
 
@@ -31,6 +32,8 @@ def _logged(log, work, arguments):
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    # Programs that it starts find the modules next to them also where an earlier test has set PYTHONSAFEPATH.
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
     use_small_models()
     work(*arguments)
 
