@@ -1,6 +1,7 @@
 """The list of mutants follows the code, and of several mutants one whose tests never end does not stop the others."""
 
 import importlib.util
+import subprocess
 import sys
 from pathlib import Path
 
@@ -30,6 +31,8 @@ def test_what_is_killed_survives_or_never_ends_is_said_of_each(program, monkeypa
     (tmp_path / "rmcore" / "__init__.py").write_text("number = 1\n")
     check = "import rmcore\ndef test_it():\n    while rmcore.number == 2: pass\n    assert rmcore.number != 3\n"
     (tmp_path / "test_number.py").write_text(check)
+    for words in (("init", "--quiet"), ("add", "--all")):
+        subprocess.run(["git", *words], cwd=tmp_path, check=True)
     monkeypatch.setattr(program, "ROOT", tmp_path)
     mutants = [
         program.Mutant(

@@ -277,11 +277,11 @@ def test_waiting_ends_as_soon_as_the_server_is_ready(server, ask):
 
 def test_waiting_in_vain_tells_the_last_reason_and_does_not_outlast_a_server_that_hangs(server, ask):
     server.behave = lambda seen: (503, server.health("broken", "an update was torn."))
-    with pytest.raises(ServingError, match=r"not ready within 1 s; the last reason: broken, an update was torn\. S"):
-        ask(server.address, lambda c: c.wait_ready(timeout_s=1))
+    with pytest.raises(ServingError, match=r"not ready within 5 s; the last reason: broken, an update was torn\. S"):
+        ask(server.address, lambda c: c.wait_ready(timeout_s=5))
     server.behave = lambda seen: "hang"
     started = time.monotonic()
-    with pytest.raises(ServingError, match=r"the last reason: GET /health .* had no answer within"):
+    with pytest.raises(ServingError, match=r"the last reason: GET /health .* (had no answer within|Connect)"):
         ask(server.address, lambda c: c.wait_ready(timeout_s=0.1))
     assert time.monotonic() - started < 30
     server.stop()
