@@ -121,8 +121,9 @@ def _judge(
     """
     name, number, known = version.name, version.version, {**version.tags, **tags}
     # Each call takes some hundredths of a second, and most runs judge a version as it was judged before.
-    for tag in [tag for tag, text in tags.items() if version.tags.get(tag) != text]:
-        client.set_model_version_tag(name, number, tag, known[tag])
+    for tag, text in tags.items():
+        if version.tags.get(tag) != text:
+            client.set_model_version_tag(name, number, tag, text)
     more = "" if known.get("rm.headline") == known.get(CONFIRMATION_HEADLINE_TAG) else _confirmation(known)
     if version.description != (description := note[: MAX_VALUE_CHARS - len(more)] + more):
         client.update_model_version(name, number, description)

@@ -41,8 +41,8 @@ COSTS = 50
 COPY_SHARE = 0.5
 """Share of the free memory that copies may take; the rest is for the cache of what is written, and for all others."""
 NAME = "rm-opt-training-"
-"""Begin of the name of the abstract socket that each training has which copies its states (unix(7)): others see it in
-/proc, and the kernel removes it with the process, however that ends. Each copy takes at most an equal part of
+"""Beginning of the name of an abstract socket (unix(7)), which each training has that copies its states: others see it
+in /proc, and the kernel removes it with the process, however that ends. Each copy takes at most an equal part of
 `COPY_SHARE`: trainings that begin together count the same memory as free."""
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ FORKS.set_forkserver_preload(["pytest", "peft", "rmcore.cli.train", "rmcore.trai
 
 
 def use_small_models():
-    """Let `tiny` be the tests', computed by one thread, and states be written as often as they are asked for."""
+    """Let `tiny` be the tests', computed by one thread, and states be written as often as they are requested."""
     torch.set_num_threads(1)
     tiny.tiny_config, saving.COSTS = nano_config, 0
 

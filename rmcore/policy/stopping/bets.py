@@ -27,7 +27,8 @@ FEWEST_TO_SHOW = 128
 """Differences from which something is claimed where they are clipped, so that few prompts far out could turn the mean:
 they leave room for these on 2.3 % of all prompts (`rmcore.evaluation.uncertainty.unseen_share`)."""
 AGREES = 1 - 0.05 / 3
-"""Level of the interval of differences as they are, which is asked at several sizes."""
+"""Level of the interval of differences as they are: 5 % shared among three sizes, those of `policy.confirmation.LOOKS`
+and the end."""
 GRID = 801
 """Means that a confidence sequence tries."""
 

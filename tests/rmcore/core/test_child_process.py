@@ -134,7 +134,7 @@ def test_programs_share_a_server_that_is_kept_for_them_and_their_stages_end_with
         with pytest.raises(TimeoutError):
             mine.wait(0.5)
         mine.kill()
-    alone = start("", **own, **kept.variable)  # it is gone: nobody needs it
+    alone = start("", **own, **kept.variable)  # the kept server is gone, and stages start without it
     assert alone.wait() == 0
 
 

@@ -323,7 +323,7 @@ def test_closing_ends_a_call_that_another_thread_waits_for(server):
 
 def test_ctrl_c_ends_the_call_and_its_requests_and_sends_nothing_more(server):
     main = threading.get_ident()
-    # Ctrl-C is heard: a shell that starts the tests in the background has them ignore it.
+    # A shell that starts the tests in the background lets them ignore Ctrl-C.
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def hang_once(seen):

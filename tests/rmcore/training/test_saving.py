@@ -30,11 +30,6 @@ def always(monkeypatch):
     monkeypatch.setattr(saving, "COSTS", 0)
 
 
-def number_of(state):
-    """The step of a state's folder."""
-    return int(state.removeprefix("step_"))
-
-
 def is_writing(folder):
     """Whether a state is being written."""
     return any((folder / RESUME_FOLDER).glob(".step_*.tmp"))
@@ -49,12 +44,15 @@ def test_a_state_is_that_of_its_step_bit_for_bit(tmp_path, start, monkeypatch, c
     monkeypatch.setattr(loop, "make_context", lambda *given: contexts.append(make_context(*given)) or contexts[-1])
     moved, last = Condition(), 10
 
+    def newest():
+        return max(int(state.removeprefix("step_")) for state in live)
+
     def write(*given):
         threads.append(current_thread())
         with moved:
-            begun = max(number_of(state) for state in live)
+            begun = newest()
             if current_thread() is not main_thread():  # the model is another one by the time of writing
-                moved.wait_for(lambda: max(number_of(state) for state in live) > min(begun, last - 1), PATIENCE_S)
+                moved.wait_for(lambda: newest() > begun or newest() == last, PATIENCE_S)
         return write_alone(*given)
 
     monkeypatch.setattr(saving, "write_alone", write)
